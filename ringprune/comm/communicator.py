@@ -1,0 +1,136 @@
+"""What every communicator can do: the protocol the stages are written against, and its byte counter.
+
+A communicator moves tensors and sums them. It knows no policy, residual or density, and it never averages.
+Calls return at once with a handle; ``handle.wait()`` gives the result. All ranks make the same calls in the same
+order, and a tensor given to a call is not touched until its handle has been waited for.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol, runtime_checkable
+
+from torch import Tensor
+
+__all__ = ["Ability", "Communicator", "Handle", "Traffic"]
+
+Ability = Literal["broadcast", "allreduce", "allgather", "alltoall", "shift"]
+
+
+class Handle(Protocol):
+    """A collective under way."""
+
+    def wait(self) -> Tensor:
+        """Block until the collective is done and return its result.
+
+        Raises:
+            CommunicatorError: the collective failed, a rank is gone, or the time limit was reached;
+                the message names the collective.
+        """
+        ...
+
+
+class Traffic:
+    """Counts what one rank hands to the network.
+
+    Who forwards what inside a broadcast or an allreduce is the library's choice; the mean over the ranks is the same
+    for every bandwidth-optimal algorithm, and that mean is counted. Kept times ``size`` so that it stays an integer.
+
+    Attributes:
+        size: number of ranks.
+        payload_bytes: bytes of the messages themselves, whatever the number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.payload_bytes = 0
+        self._bytes_times_size = 0
+
+    @property
+    def bytes_sent(self) -> float:
+        """Bytes sent by this rank (mean over the ranks for broadcast, allreduce and allgather)."""
+        return self._bytes_times_size / self.size
+
+    def count_broadcast(self, payload: int) -> None:
+        """A message of ``payload`` bytes goes from one rank to all: (P-1)/P of it per rank."""
+        self._add(payload, (self.size - 1) * payload)
+
+    def count_allreduce(self, payload: int) -> None:
+        """A buffer of ``payload`` bytes is summed: 2(P-1)/P of it per rank."""
+        self._add(payload, 2 * (self.size - 1) * payload)
+
+    def count_allgather(self, payload: int) -> None:
+        """All ranks together contribute ``payload`` bytes, everybody gets them: (P-1)/P of it per rank."""
+        self._add(payload, (self.size - 1) * payload)
+
+    def count_own(self, payload: int) -> None:
+        """This rank itself sends ``payload`` bytes to others (shift, alltoall)."""
+        self._add(payload, self.size * payload)
+
+    def _add(self, payload: int, bytes_times_size: int) -> None:
+        self.payload_bytes += payload
+        self._bytes_times_size += bytes_times_size
+
+
+@runtime_checkable
+class Communicator(Protocol):
+    """A group of ranks that can sum and exchange tensors.
+
+    Tensors are contiguous. ``name`` is what errors call the collective, for example ``"bucket 3 values"``; two
+    collectives under way at the same time have different names.
+
+    Attributes:
+        kind: ``"horovod"``, ``"mpi"`` or ``"simulated"``.
+        rank: number of this rank, 0 to ``size - 1``.
+        size: number of ranks.
+        abilities: the calls that work here; ``shift`` needs point-to-point messages.
+        traffic: the byte counter.
+    """
+
+    kind: str
+    rank: int
+    size: int
+    abilities: frozenset[Ability]
+    traffic: Traffic
+
+    def broadcast(self, tensor: Tensor, root: int, *, name: str) -> Handle:
+        """Overwrite ``tensor`` on every rank with the one on rank ``root``; the handle returns ``tensor``."""
+        ...
+
+    def allreduce(self, tensor: Tensor, *, name: str) -> Handle:
+        """Overwrite ``tensor`` with the sum over the ranks, the same bytes everywhere; the handle returns ``tensor``."""
+        ...
+
+    def allgather(self, tensor: Tensor, *, sizes: Sequence[int] | None = None, name: str) -> Handle:
+        """Concatenate the ranks' tensors along dimension 0 in rank order; the handle returns a new tensor.
+
+        Args:
+            tensor: shape ``(n, ...)``; all but the first dimension are equal on all ranks.
+            sizes: first dimension on each rank, where they differ; None where all are equal.
+            name: what errors call this collective.
+        """
+        ...
+
+    def alltoall(
+        self,
+        tensor: Tensor,
+        *,
+        splits: Sequence[int] | None = None,
+        received: Sequence[int] | None = None,
+        name: str,
+    ) -> Handle:
+        """Send the j-th piece of ``tensor`` to rank j; the handle returns the pieces received, in rank order.
+
+        Args:
+            tensor: shape ``(n, ...)``.
+            splits: rows for each rank, summing to n; None divides evenly.
+            received: rows coming from each rank; None where it is divided evenly.
+            name: what errors call this collective.
+        """
+        ...
+
+    def shift(self, tensor: Tensor, into: Tensor, *, name: str) -> Handle:
+        """Send ``tensor`` to rank + 1 and receive from rank - 1 (mod size) into ``into``; the handle returns ``into``."""
+        ...
+
+    def close(self) -> None:
+        """Give back what the communicator holds. Collective where the library's own call is."""
+        ...

@@ -1,0 +1,74 @@
+"""Every error RingPrune raises on purpose.
+
+::
+
+    RingPruneError
+    |-- ConfigurationError      (ValueError)    an argument has a value that cannot work
+    |-- ArgumentTypeError       (TypeError)     an argument has a type that cannot work
+    |-- UsageError              (RuntimeError)  calls came in an order that cannot work
+    |-- CheckpointError         (ValueError)    a checkpoint does not fit this model or these ranks
+    |-- RankMismatchError       (RuntimeError)  the ranks built different things
+    |-- NonFiniteGradientError  (ArithmeticError)  a gradient holds NaN or infinity
+    |-- CommunicatorError       (RuntimeError)  a collective failed, timed out, or a rank is gone
+    |   `-- CollectiveMismatchError             ranks called different collectives
+    |-- DependencyError         (ImportError)   an optional package is missing
+    `-- NativeLibraryError      (ImportError)   the compiled library was asked for and does not load
+"""
+
+__all__ = [
+    "ArgumentTypeError",
+    "CheckpointError",
+    "CollectiveMismatchError",
+    "CommunicatorError",
+    "ConfigurationError",
+    "DependencyError",
+    "NativeLibraryError",
+    "NonFiniteGradientError",
+    "RankMismatchError",
+    "RingPruneError",
+    "UsageError",
+]
+
+
+class RingPruneError(Exception):
+    """Base of every error raised by RingPrune."""
+
+
+class ConfigurationError(RingPruneError, ValueError):
+    """An argument has a value that cannot work; the message names argument, value and what is allowed."""
+
+
+class ArgumentTypeError(RingPruneError, TypeError):
+    """An argument has a type that cannot work; the message names argument, type and what is expected."""
+
+
+class UsageError(RingPruneError, RuntimeError):
+    """Calls came in an order that cannot work, for example ``step()`` before ``backward()``."""
+
+
+class CheckpointError(RingPruneError, ValueError):
+    """A checkpoint does not fit; the message lists missing, unexpected and mis-shaped names."""
+
+
+class RankMismatchError(RingPruneError, RuntimeError):
+    """The ranks built different models, policies or seeds; raised on all of them, naming the first difference."""
+
+
+class NonFiniteGradientError(RingPruneError, ArithmeticError):
+    """A gradient holds NaN or infinity; raised on all ranks, naming parameter and rank."""
+
+
+class CommunicatorError(RingPruneError, RuntimeError):
+    """A collective failed or timed out; the message names the collective and what it was for."""
+
+
+class CollectiveMismatchError(CommunicatorError):
+    """Ranks called different collectives; the message names both calls."""
+
+
+class DependencyError(RingPruneError, ImportError):
+    """An optional package is missing; the message says what to install."""
+
+
+class NativeLibraryError(RingPruneError, ImportError):
+    """The compiled library was asked for and does not load; the message says how to rebuild it."""
