@@ -64,15 +64,16 @@ def accumulate(
         ConfigurationError: a shape, device, length or number does not fit, or tensors share memory.
         ArgumentTypeError: a dtype does not fit.
     """
-    op, device = "accumulate", residual.device
-    numel = check_tensors(op, "grads", grads, FLOATS, device)
-    check_flat(op, "residual", residual, torch.float32, device, numel)
-    check_flat(op, "residual_out", residual_out, torch.float32, device, numel)
+    op = "accumulate"
+    check_flat(op, "residual", residual, torch.float32)
+    device, numel = residual.device, residual.numel()
+    check_tensors(op, "grads", grads, FLOATS, device=device, numel=numel)
+    check_flat(op, "residual_out", residual_out, torch.float32, device=device, numel=numel)
     if (velocity is None) != (velocity_out is None):
         raise ConfigurationError(f"{op}: velocity and velocity_out must both be tensors or both be None")
     if velocity is not None and velocity_out is not None:
-        check_flat(op, "velocity", velocity, torch.float32, device, numel)
-        check_flat(op, "velocity_out", velocity_out, torch.float32, device, numel)
+        check_flat(op, "velocity", velocity, torch.float32, device=device, numel=numel)
+        check_flat(op, "velocity_out", velocity_out, torch.float32, device=device, numel=numel)
     check_numbers(op, "factors", factors, len(grads))
     check_numbers(op, "momentum", momentum, len(grads))
     check_length(op, "nesterov", nesterov, len(grads))

@@ -36,8 +36,8 @@ def importance(residual: Tensor, weights: Sequence[Tensor], *, floors: Sequence[
         ConfigurationError: a shape, device, length or number does not fit.
         ArgumentTypeError: a dtype does not fit.
     """
-    numel = check_tensors("importance", "weights", weights, FLOATS, residual.device)
-    check_flat("importance", "residual", residual, torch.float32, residual.device, numel)
+    check_flat("importance", "residual", residual, torch.float32)
+    check_tensors("importance", "weights", weights, FLOATS, device=residual.device, numel=residual.numel())
     check_numbers("importance", "floors", floors, len(weights), low=0.0)
     scores: Tensor = call(_importance, residual, weights, floors=floors)
     return scores

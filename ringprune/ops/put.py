@@ -26,9 +26,9 @@ def put(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:
         ConfigurationError: a shape, device or an index does not fit; nothing has been written.
         ArgumentTypeError: a dtype does not fit; nothing has been written.
     """
-    check_flat("put", "indices", indices, torch.int64, indices.device, indices.numel())
-    check_flat("put", "values", values, torch.float32, indices.device, indices.numel())
-    check_tensors("put", "outputs", outputs, FLOATS, indices.device)
+    check_flat("put", "indices", indices, torch.int64)
+    check_flat("put", "values", values, torch.float32, device=indices.device, numel=indices.numel())
+    check_tensors("put", "outputs", outputs, FLOATS, device=indices.device)
     call(_put, outputs, indices, values)
 
 

@@ -32,14 +32,14 @@ def select(scores: Tensor, offsets: Sequence[int], counts: Sequence[int]) -> Ten
         ConfigurationError: a shape, the offsets or a count do not fit.
         ArgumentTypeError: a dtype does not fit.
     """
-    check_flat("select", "scores", scores, torch.float32, scores.device, scores.numel())
+    check_flat("select", "scores", scores, torch.float32)
     check_offsets("select", offsets, scores.numel())
     check_length("select", "counts", counts, len(offsets) - 1)
     for i, count in enumerate(counts):
         entries = offsets[i + 1] - offsets[i]
         if not 0 <= count <= entries:
             raise ConfigurationError(
-                f"select: counts[{i}] = {count}; 0 to {entries}, the entries of tensor {i}, is allowed"
+                f"select: counts[{i}] = {count}; 0 to {entries} is allowed, the entries of tensor {i}"
             )
     indices: Tensor = call(_select, scores, offsets, counts)
     return indices

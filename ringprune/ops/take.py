@@ -32,12 +32,12 @@ def take(residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Se
         ConfigurationError: a shape, device, the offsets or an index do not fit; nothing has been written.
         ArgumentTypeError: a dtype does not fit; nothing has been written.
     """
-    op, device, numel = "take", residual.device, residual.numel()
-    check_flat(op, "residual", residual, torch.float32, device, numel)
+    check_flat("take", "residual", residual, torch.float32)
+    device, numel = residual.device, residual.numel()
     if velocity is not None:
-        check_flat(op, "velocity", velocity, torch.float32, device, numel)
-    check_flat(op, "indices", indices, torch.int64, device, indices.numel())
-    check_offsets(op, offsets, numel)
+        check_flat("take", "velocity", velocity, torch.float32, device=device, numel=numel)
+    check_flat("take", "indices", indices, torch.int64, device=device)
+    check_offsets("take", offsets, numel)
     values: Tensor = call(_take, residual, velocity, indices, offsets)
     return values
 
