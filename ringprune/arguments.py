@@ -69,7 +69,7 @@ def name_parameters(
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and torch.is_tensor(pair[1])):
             raise ArgumentTypeError(
-                f"named_parameters holds {type(pair).__name__}: (name, parameter) pairs, as model.named_parameters() gives"
+                f"named_parameters holds {type(pair).__name__}: (name, parameter) pairs, as named_parameters() gives"
             )
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})

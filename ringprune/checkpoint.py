@@ -48,11 +48,11 @@ def load(saved: Any, state: Tensors, rank: int, size: int) -> Origin:
     """
     if not isinstance(saved, Mapping):
         raise CheckpointError(
-            "the checkpoint has no 'ringprune' entry, so it is not one of a ringprune.DistributedOptimizer; load it into "
-            "the plain optimizer before wrapping it"
+            "the checkpoint has no 'ringprune' entry, so it is not one of a ringprune.DistributedOptimizer; load it "
+            "into the plain optimizer before wrapping it"
         )
     if saved.get("format") != FORMAT:
-        raise CheckpointError(f"the checkpoint has RingPrune format {saved.get('format')!r}; this version reads {FORMAT}")
+        raise CheckpointError(f"the checkpoint has format {saved.get('format')!r}; this version reads {FORMAT}")
     origin = Origin(saved["rank"], saved["size"], saved["step"], saved["flushed"])
     if not origin.flushed and (origin.rank, origin.size) != (rank, size):
         raise CheckpointError(

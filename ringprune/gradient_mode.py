@@ -96,8 +96,8 @@ class GradientMode:
 
     def _excess(self, name: str) -> None:
         self._verdict.note_fault(
-            f"parameter {name!r} got more gradients than backward_passes_per_step={self.backward.passes} before step(); "
-            "raise it to accumulate over more backward passes"
+            f"parameter {name!r} got more gradients than backward_passes_per_step={self.backward.passes} before "
+            "step(); raise it to accumulate over more backward passes"
         )
 
     def _open_step(self) -> None:

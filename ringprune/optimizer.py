@@ -171,7 +171,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         finally:
             self._should_synchronize = True
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchange gradients, unless :meth:`synchronize` has, and let the wrapped optimizer step.
 
         Args:
@@ -291,5 +291,5 @@ def _communicator(comm: Communicator | str | None, process_set: Any) -> Communic
     if not isinstance(comm, Communicator):
         raise ArgumentTypeError(f"comm={comm!r}: a communicator from ringprune.connect, its kind as a string, or None")
     if process_set is not None:
-        raise ConfigurationError("process_set goes with Horovod; pass it to ringprune.connect('horovod', process_set=...)")
+        raise ConfigurationError("process_set goes with Horovod: ringprune.connect('horovod', process_set=...)")
     return comm
