@@ -20,12 +20,12 @@ from torch._ops import OpOverload
 
 from ringprune.errors import ArgumentTypeError, ConfigurationError, NativeLibraryError, RingPruneError
 
-__all__ = ["backend", "call", "define", "native_path"]
+__all__ = ["backend", "call", "define", "native_build", "native_path"]
 
 PACKAGE = Path(__file__).resolve().parent.parent
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 # csrc/library.cpp leaves this line in the file, where it can be read without loading it.
-BUILT_FOR = re.compile(rb"ringprune native library, built for torch ([^\s,]+)")
+BUILD = re.compile(rb"ringprune native library, (built for torch ([^\s,]+), threads \w+)")
 
 _LIBRARY = torch.library.Library("ringprune", "DEF")  # type: ignore[no-untyped-call]
 
@@ -33,6 +33,12 @@ _LIBRARY = torch.library.Library("ringprune", "DEF")  # type: ignore[no-untyped-
 def native_path() -> Path | None:
     """The compiled library in use, or None where the ops run in torch."""
     return _PATH
+
+
+def native_build() -> str | None:
+    """How the library in use was built, for example ``built for torch 2.13.0, threads OpenMP``; None without one."""
+    found = _build(_PATH) if _PATH else None
+    return found[1].decode() if found else None
 
 
 def backend() -> Literal["native+cuda", "native", "reference"]:
@@ -105,10 +111,10 @@ def _load(package: Path, mode: str) -> Path | None:
         if mode == "require":
             raise _native_error(package / "_native*.so", "no such file, and RINGPRUNE_NATIVE=require")
         return None
-    built_for = _built_for(path)
-    if built_for is None:
-        raise _native_error(path, "it is damaged, or not a library of RingPrune")
-    if _release(built_for) != _release(torch.__version__):
+    build = _build(path)
+    if build is None:
+        raise _native_error(path, "it is unreadable, damaged, or not a library of RingPrune")
+    if _release(build[2].decode()) != _release(torch.__version__):
         raise _native_error(path, "it was built for another torch")
     try:
         torch.ops.load_library(path)  # type: ignore[no-untyped-call]
@@ -129,12 +135,12 @@ def _find(package: Path) -> Path | None:
     return None
 
 
-def _built_for(path: Path) -> str | None:
+def _build(path: Path) -> re.Match[bytes] | None:
+    """The line a library carries about its build; None where there is none, or no file that can be read."""
     try:
-        found = BUILT_FOR.search(path.read_bytes())
-    except OSError as error:
-        raise _native_error(path, str(error)) from error
-    return found[1].decode() if found else None
+        return BUILD.search(path.read_bytes())
+    except OSError:
+        return None
 
 
 def _release(version: str) -> list[str]:
@@ -143,7 +149,8 @@ def _release(version: str) -> list[str]:
 
 
 def _native_error(path: Path, reason: str) -> NativeLibraryError:
-    built_for = (_built_for(path) if path.is_file() and os.access(path, os.R_OK) else None) or "unknown"
+    build = _build(path)
+    built_for = build[2].decode() if build else "(unknown)"
     return NativeLibraryError(
         f"the compiled library {path} cannot be used: {reason}\n"
         f"  built for torch {built_for}, running torch {torch.__version__}\n"
