@@ -10,6 +10,7 @@ raises where there is none, ``off`` leaves it alone and computes with torch.
 
 import os
 import re
+import struct
 from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -116,6 +117,8 @@ def _load(package: Path, mode: str) -> Path | None:
         raise _native_error(path, "it is unreadable, damaged, or not a library of RingPrune")
     if _release(build[2].decode()) != _release(torch.__version__):
         raise _native_error(path, "it was built for another torch")
+    if _is_cut_short(path):
+        raise _native_error(path, "it is damaged: its end is missing")
     try:
         torch.ops.load_library(path)  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:
@@ -133,6 +136,16 @@ def _find(package: Path) -> Path | None:
     if others:
         raise _native_error(others[0], f"it is for another Python; this one loads _native{EXTENSION_SUFFIXES[0]}")
     return None
+
+
+def _is_cut_short(path: Path) -> bool:
+    """Whether an ELF file ends before its section table, its last part; loading one would kill the process."""
+    content = path.read_bytes()
+    if not content.startswith(b"\x7fELF\x02") or len(content) < 64:
+        return False  # not 64-bit ELF: the loader's own checks have to do
+    start: int = struct.unpack_from("=Q", content, 40)[0]
+    size, count = struct.unpack_from("=HH", content, 58)
+    return len(content) < start + int(size) * int(count)
 
 
 def _build(path: Path) -> re.Match[bytes] | None:
