@@ -227,7 +227,8 @@ def process_sets(comm: rp.comm.Communicator) -> None:
     """Ranks of a set exchange among themselves; a rank outside only steps, and waits for nobody."""
     import horovod.torch as hvd
 
-    pair = hvd.add_process_set([0, comm.size - 1])
+    # All ranks together would be the global set, which Horovod has already.
+    pair = hvd.add_process_set([0, comm.size - 1] if comm.size > 2 else [0])
     model = make_model()
     optimizer = rp.DistributedOptimizer(
         nesterov(model.parameters()), model.named_parameters(), policy=rp.IWP(0.05), process_set=pair
@@ -235,8 +236,8 @@ def process_sets(comm: rp.comm.Communicator) -> None:
     run(model, optimizer, comm.rank, 5)
     digest = hashlib.sha256(weights(model).numpy().tobytes()).digest()
     seen = all_bytes(comm, digest, "weights' hash")
-    assert seen[0] == seen[-1]
-    assert comm.size == 2 or seen[1] != seen[0]
+    assert seen[1] != seen[0]
+    assert comm.size == 2 or seen[0] == seen[-1]
     assert bool(optimizer.stats()) == pair.included()
     hvd.remove_process_set(pair)
 
