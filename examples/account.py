@@ -10,7 +10,9 @@ __all__ = ["horovod_stats", "mean_over_ranks", "stats_of"]
 RATIOS = ("wire_ratio", "steady_wire_ratio", "value_ratio")
 
 
-def stats_of(optimizer: torch.optim.Optimizer, model: torch.nn.Module, policy: str, ranks: int, steps: int) -> dict[str, Any]:
+def stats_of(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, policy: str, ranks: int, steps: int
+) -> dict[str, Any]:
     """``optimizer.stats()`` where there is one; for plain Horovod what follows from the size of the model."""
     if hasattr(optimizer, "stats"):
         stats: dict[str, Any] = optimizer.stats()

@@ -10,7 +10,9 @@ __all__ = ["POLICIES", "clip_and_step", "distribute"]
 POLICIES = ("horovod-fp32", "horovod-fp16", "dense", "iwp")
 
 
-def distribute(optimizer: torch.optim.Optimizer, model: torch.nn.Module, args: argparse.Namespace) -> torch.optim.Optimizer:
+def distribute(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, args: argparse.Namespace
+) -> torch.optim.Optimizer:
     """Wrap ``optimizer`` so that its ``step()`` averages the gradients over the ranks, the way ``--policy`` says."""
     named = model.named_parameters()
     if args.policy == "horovod-fp32":

@@ -19,7 +19,9 @@ def accuracy(model: nn.Module, batches: Batches) -> float:
 
 def mean_loss(model: nn.Module, batches: Batches) -> float:
     """Cross entropy per prediction, in nats, over the batches of all ranks."""
-    return _mean(model, batches, lambda scores, labels: cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum"))
+    return _mean(
+        model, batches, lambda scores, labels: cross_entropy(scores.flatten(0, -2), labels.flatten(), reduction="sum")
+    )
 
 
 @torch.no_grad()

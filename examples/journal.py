@@ -81,7 +81,7 @@ class Journal:
         self._last = time.perf_counter()
 
     def finish(self) -> dict[str, Any]:
-        """Average what the ranks saw and, on rank 0, show the result and write ``--log-file``; returns what is written."""
+        """Average what the ranks saw; rank 0 shows the result and writes ``--log-file``. Returns what is written."""
         curves = hvd.allgather_object(self.curve)
         stats = mean_over_ranks(hvd.allgather_object(self._stats()))
         record = {
@@ -140,10 +140,11 @@ class Journal:
         if self._bar is not None:
             self._bar.close()
         stats = record["stats"]
+        sent = stats["bytes_sent"] / max(1, self.done) / 1e3
         print(
             f"{self.task}, {self.args.policy} on {hvd.size()} ranks: {self.metric} {self.value:.4f}, "
-            f"{record['steps_per_second']:.1f} steps/s, {stats['bytes_sent'] / max(1, self.done) / 1e3:,.1f} kB per rank "
-            f"and step, wire ratio {stats['wire_ratio']:.1f} ({stats['steady_wire_ratio']:.1f} after warm-up)",
+            f"{record['steps_per_second']:.1f} steps/s, {sent:,.1f} kB per rank and step, "
+            f"wire ratio {stats['wire_ratio']:.1f} ({stats['steady_wire_ratio']:.1f} after warm-up)",
             flush=True,
         )
         if self.args.log_file:

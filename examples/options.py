@@ -26,21 +26,39 @@ If a job does not start at all, ask: ringprune doctor
 """
 
 
-def options(script: str, about: str, needs_data: bool = False, **defaults: object) -> argparse.ArgumentParser:
+def options(script: str, about: str, **defaults: object) -> argparse.ArgumentParser:
     """The parser of one script; ``defaults`` are its own, for example ``epochs=30, lr=0.1``."""
     parser = argparse.ArgumentParser(
         description=about, epilog=EPILOG.format(script=script), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     exchange = parser.add_argument_group("how gradients are exchanged")
     exchange.add_argument("--policy", choices=POLICIES, default="iwp", help="see below (%(default)s)")
-    exchange.add_argument("--density", type=float, default=0.01, metavar="SHARE",
-                          help="iwp: share of a tensor's entries sent per step (%(default)s)")
-    exchange.add_argument("--density-warmup", type=int, metavar="STEPS",
-                          help="iwp: steps in which the density falls from 1 to --density (a tenth of all)")
-    exchange.add_argument("--roots", type=_roots, default=1, metavar="N|all",
-                          help="iwp: how many ranks propose what to send at each step (%(default)s)")
-    exchange.add_argument("--comm", choices=("horovod", "mpi"), default="horovod",
-                          help="dense and iwp: what carries the messages (%(default)s)")
+    exchange.add_argument(
+        "--density",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="iwp: share of a tensor's entries sent per step (%(default)s)",
+    )
+    exchange.add_argument(
+        "--density-warmup",
+        type=int,
+        metavar="STEPS",
+        help="iwp: steps in which the density falls from 1 to --density (a tenth of all)",
+    )
+    exchange.add_argument(
+        "--roots",
+        type=_roots,
+        default=1,
+        metavar="N|all",
+        help="iwp: how many ranks propose what to send at each step (%(default)s)",
+    )
+    exchange.add_argument(
+        "--comm",
+        choices=("horovod", "mpi"),
+        default="horovod",
+        help="dense and iwp: what carries the messages (%(default)s)",
+    )
 
     training = parser.add_argument_group("training")
     length = training.add_mutually_exclusive_group()
@@ -49,16 +67,24 @@ def options(script: str, about: str, needs_data: bool = False, **defaults: objec
     training.add_argument("--batch-size", type=int, metavar="N", help="examples per rank and step (%(default)s)")
     training.add_argument("--lr", type=float, help="highest learning rate: warm-up, then a cosine (%(default)s)")
     training.add_argument("--clip", type=float, metavar="NORM", help="bound on the norm of the gradient (%(default)s)")
-    training.add_argument("--seed", type=int, default=1, help="weights, order of the data, choice of roots (%(default)s)")
+    training.add_argument(
+        "--seed", type=int, default=1, help="weights, order of the data, choice of roots (%(default)s)"
+    )
     training.add_argument("--validate-every", type=int, metavar="STEPS", help="how often; 0: at the end (an epoch)")
-    training.add_argument("--data", type=Path, metavar="DIR", required=needs_data,
-                          help="where the data is" if needs_data else "a folder to use instead of the data built in")
 
     results = parser.add_argument_group("results")
-    results.add_argument("--checkpoint", type=Path, metavar="FILE",
-                         help="continue from FILE.rank0, FILE.rank1, ... if they exist; save there at every validation")
-    results.add_argument("--stop-at", type=int, metavar="STEP",
-                         help="save and stop there, as if the time of the job were up; needs --checkpoint")
+    results.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="continue from FILE.rank0, FILE.rank1, ... if they exist; save there at every validation",
+    )
+    results.add_argument(
+        "--stop-at",
+        type=int,
+        metavar="STEP",
+        help="save and stop there, as if the time of the job were up; needs --checkpoint",
+    )
     # not "--log": horovodrun would take that for one of its own options
     results.add_argument("--log-file", type=Path, metavar="FILE", help="write curves, metric, speed and bytes as JSON")
     parser.set_defaults(**defaults)

@@ -1,5 +1,7 @@
 """Train a character language model on the source text of Python's standard library, with Horovod or RingPrune."""
 
+from pathlib import Path
+
 import horovod.torch as hvd
 import torch
 from checkpoint import Checkpoint
@@ -14,12 +16,13 @@ from ranks import device_of_this_rank, find_mpi
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-LENGTH = 64  # characters the model is shown at a time
+LENGTH = 48  # characters the model is shown at a time
 
 
 def main() -> None:
     """Train, validate on files never trained on, and report nats per character."""
-    parser = options("train_charlm.py", str(__doc__), steps=400, batch_size=16, lr=2.0, clip=0.25, validate_every=0)
+    parser = options("train_charlm.py", str(__doc__), steps=400, batch_size=8, lr=2.0, clip=0.25, validate_every=0)
+    parser.add_argument("--data", type=Path, metavar="DIR", help="take the *.py files of this folder instead")
     args = parser.parse_args()
     find_mpi()
     hvd.init()

@@ -1,5 +1,7 @@
 """Train a small ResNet on CIFAR-10 (--data: the folder of its .bin files), with Horovod or RingPrune."""
 
+from pathlib import Path
+
 import horovod.torch as hvd
 import torch
 from checkpoint import Checkpoint
@@ -17,7 +19,10 @@ from torch.nn.functional import cross_entropy
 
 def main() -> None:
     """Train, validate on the test images after every epoch, and report."""
-    parser = options("train_cifar10.py", str(__doc__), needs_data=True, epochs=160, batch_size=64, lr=0.2)
+    parser = options("train_cifar10.py", str(__doc__), epochs=160, batch_size=64, lr=0.2)
+    parser.add_argument(
+        "--data", type=Path, metavar="DIR", required=True, help="where data_batch_1.bin and the others are"
+    )
     parser.add_argument("--depth", type=int, default=20, help="layers of the network: 8, 14, 20, 26, ... (%(default)s)")
     args = parser.parse_args()
     find_mpi()

@@ -1,7 +1,8 @@
-"""Train a ResNet on an ImageNet-style folder (--data: holds train/<class>/ and val/<class>/), with Horovod or RingPrune."""
+"""Train a ResNet on a folder with train/<class>/ and val/<class>/, as ImageNet's, with Horovod or RingPrune."""
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 
 import horovod.torch as hvd
 import torch
@@ -59,23 +60,22 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     """The options shared by all scripts, and the network and the size of its input."""
-    parser = options("train_imagenet.py", str(__doc__), needs_data=True, epochs=90, batch_size=64, lr=0.2)
+    parser = options("train_imagenet.py", str(__doc__), epochs=90, batch_size=64, lr=0.2)
+    parser.add_argument("--data", type=Path, metavar="DIR", required=True, help="the folder with train/ and val/")
     parser.add_argument("--model", choices=MODELS, default="resnet50", help="the network (%(default)s)")
     parser.add_argument("--image-size", type=int, default=224, metavar="PIXELS", help="side of its input (%(default)s)")
     return parser.parse_args()
 
 
 def batches(train: Files, shards: Shards, steps: range, args: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:
-    """This rank's training images and labels at each step, read ahead of time."""
+    """Training images and labels of this rank at each step, read ahead of time."""
 
-    def load(step: int) -> tuple[Tensor, Tensor]:
-        views = [
-            random_view(train.paths[i], args.image_size, generator(args.seed, step // shards.steps_per_epoch, i))
-            for i in shards[step].tolist()
-        ]
-        return torch.stack(views), torch.tensor([train.labels[i] for i in shards[step].tolist()])
+    def load(job: tuple[int, list[int]]) -> tuple[Tensor, Tensor]:
+        epoch, batch = job
+        views = [random_view(train.paths[i], args.image_size, generator(args.seed, epoch, i)) for i in batch]
+        return torch.stack(views), torch.tensor([train.labels[i] for i in batch])
 
-    return prefetch(load, steps)
+    return prefetch(load, ((step // shards.steps_per_epoch, shards[step].tolist()) for step in steps))
 
 
 def share_of(held_out: Files, device: torch.device, size: int) -> Batches:

@@ -4,13 +4,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy
 import torch
 from torch import Tensor
 
 from data.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 __all__ = ["Files", "centre_view", "image_folder", "prefetch", "random_view"]
 
@@ -79,7 +82,7 @@ def centre_view(path: Path, size: int) -> Tensor:
     return _pixels(image, (left, top, left + side, top + side), size)
 
 
-def _decode(path: Path):  # type: ignore[no-untyped-def]  # a PIL image; Pillow is imported only here
+def _decode(path: Path) -> "Image":
     pillow = _pillow()
     try:
         with pillow.open(path) as image:
@@ -96,15 +99,15 @@ def _pillow() -> ModuleType:
     return Image
 
 
-def _pixels(image, box: tuple[float, float, float, float], size: int) -> Tensor:  # type: ignore[no-untyped-def]
+def _pixels(image: "Image", box: tuple[float, float, float, float], size: int) -> Tensor:
     resized = image.resize((size, size), resample=_pillow().Resampling.BILINEAR, box=box)
     pixels = torch.from_numpy(numpy.array(resized)).permute(2, 0, 1).float() / 255
     return (pixels - MEAN) / DEVIATION
 
 
-def prefetch(load: Callable[[Job], Result], jobs: Iterable[Job], ahead: int = 2) -> Iterator[Result]:
-    """``load(job)`` for each job, in order; up to ``ahead`` of them are loaded in a thread while the caller works."""
-    with ThreadPoolExecutor(max_workers=1) as pool:
+def prefetch(load: Callable[[Job], Result], jobs: Iterable[Job], ahead: int = 4) -> Iterator[Result]:
+    """``load(job)`` for each job, in order; the next ``ahead`` are loaded in threads while the caller works."""
+    with ThreadPoolExecutor(max_workers=ahead) as pool:
         waiting: list[Future[Result]] = []
         for job in jobs:
             waiting.append(pool.submit(load, job))
