@@ -1,1 +1,47 @@
-"""RingPrune."""
+"""RingPrune: gradient exchange over MPI and Horovod that sends what matters and keeps the rest for later.
+
+Importing it starts neither MPI nor Horovod.
+"""
+
+from ringprune.broadcast import broadcast_parameters
+from ringprune.comm import connect, simulate
+from ringprune.errors import (
+    ArgumentTypeError,
+    CheckpointError,
+    CollectiveMismatchError,
+    CommunicatorError,
+    ConfigurationError,
+    DependencyError,
+    NativeLibraryError,
+    NonFiniteGradientError,
+    RankMismatchError,
+    RingPruneError,
+    UsageError,
+)
+from ringprune.optimizer import DistributedOptimizer
+from ringprune.policies import IWP, Dense, Policy
+from ringprune.selection import Warmup
+
+__version__ = "0.1.0.dev0"
+
+__all__ = [
+    "IWP",
+    "ArgumentTypeError",
+    "CheckpointError",
+    "CollectiveMismatchError",
+    "CommunicatorError",
+    "ConfigurationError",
+    "Dense",
+    "DependencyError",
+    "DistributedOptimizer",
+    "NativeLibraryError",
+    "NonFiniteGradientError",
+    "Policy",
+    "RankMismatchError",
+    "RingPruneError",
+    "UsageError",
+    "Warmup",
+    "broadcast_parameters",
+    "connect",
+    "simulate",
+]

@@ -1,0 +1,119 @@
+// What every kernel checks before it touches memory: dtype, device, layout, sizes, indices, overlap.
+//
+// The messages name op, argument, value and what is needed; ringprune/ops/checks.py is the same for Python callers.
+
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace ringprune {
+
+// Entries given to one thread at least; below, starting a thread costs more than it saves.
+constexpr int64_t kGrain = 32768;
+
+// An argument and what messages call it, for example {"take", "residual"} or {"put", "outputs", 3}.
+struct Name {
+  const char* op;
+  const char* argument;
+  int64_t position = -1;
+
+  std::string str() const {
+    std::string text = std::string("ringprune::") + op + ": " + argument;
+    return position < 0 ? text : text + "[" + std::to_string(position) + "]";
+  }
+};
+
+// Refuses what the kernels cannot read through a plain CPU pointer.
+inline void check_dense(const Name& name, const at::Tensor& tensor) {
+  TORCH_CHECK_TYPE(tensor.defined(), name.str(), " is missing; a tensor is needed");
+  TORCH_CHECK_VALUE(tensor.device().is_cpu(), name.str(), " is on ", tensor.device(), "; cpu is needed");
+  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided && tensor.is_contiguous(), name.str(), " (shape ", tensor.sizes(),
+                    ") is not contiguous; a dense contiguous tensor is needed");
+}
+
+// Refuses what is not a contiguous 1-D tensor of `numel` entries of `dtype`.
+inline void check_flat(const Name& name, const at::Tensor& tensor, at::ScalarType dtype, int64_t numel) {
+  check_dense(name, tensor);
+  TORCH_CHECK_TYPE(tensor.scalar_type() == dtype, name.str(), " is ", tensor.scalar_type(), "; ", dtype, " is needed");
+  TORCH_CHECK_VALUE(tensor.dim() == 1, name.str(), " has shape ", tensor.sizes(), "; one dimension is needed");
+  TORCH_CHECK_VALUE(tensor.numel() == numel, name.str(), " has ", tensor.numel(), " entries; ", numel, " are needed");
+}
+
+// Refuses what has not one value per tensor.
+inline void check_length(const Name& name, size_t length, size_t tensors) {
+  TORCH_CHECK_VALUE(length == tensors, name.str(), " has ", length, " values; ", tensors,
+                    " are needed, one per tensor");
+}
+
+// Checks every tensor and returns where each starts when all are laid one after another; the total comes last.
+inline std::vector<int64_t> offsets_of(const char* op, const char* argument, at::TensorList tensors) {
+  std::vector<int64_t> offsets{0};
+  offsets.reserve(tensors.size() + 1);
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    check_dense({op, argument, static_cast<int64_t>(i)}, tensors[i]);
+    offsets.push_back(offsets.back() + tensors[i].numel());
+  }
+  return offsets;
+}
+
+// Refuses offsets that do not rise from 0 to `numel`.
+inline void check_offsets(const char* op, at::IntArrayRef offsets, int64_t numel) {
+  const std::string name = Name{op, "offsets"}.str();
+  TORCH_CHECK_VALUE(!offsets.empty() && offsets.front() == 0 && offsets.back() == numel, name, " = ", offsets,
+                    "; they must go from 0 to ", numel);
+  for (size_t i = 1; i < offsets.size(); ++i) {
+    TORCH_CHECK_VALUE(offsets[i] >= offsets[i - 1], name, "[", i, "] = ", offsets[i], " is below ", name, "[", i - 1,
+                      "] = ", offsets[i - 1], "; they must not fall");
+  }
+}
+
+// Refuses indices that are not int64, 1-D and strictly ascending in [0, numel); names the first that is wrong.
+inline void check_indices(const char* op, const at::Tensor& indices, int64_t numel) {
+  check_flat({op, "indices"}, indices, at::kLong, indices.numel());
+  const int64_t* index = indices.const_data_ptr<int64_t>();
+  const int64_t count = indices.numel();
+  std::atomic<int64_t> first_bad{count};
+  at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      if (index[i] >= 0 && index[i] < numel && (i == 0 || index[i] > index[i - 1])) continue;
+      int64_t seen = first_bad.load();
+      while (i < seen && !first_bad.compare_exchange_weak(seen, i)) {
+      }
+      return;
+    }
+  });
+  const int64_t bad = first_bad.load();
+  if (bad == count) return;
+  TORCH_CHECK_VALUE(index[bad] >= 0 && index[bad] < numel, Name{op, "indices", bad}.str(), " = ", index[bad],
+                    " is not in [0, ", numel, ")");
+  TORCH_CHECK_VALUE(false, Name{op, "indices", bad}.str(), " = ", index[bad], " is not above indices[", bad - 1,
+                    "] = ", index[bad - 1], "; they must be strictly ascending");
+}
+
+// Refuses two tensors that share memory.
+inline void check_overlap(const Name& written, const at::Tensor& tensor, const Name& other_name,
+                          const at::Tensor& other) {
+  const auto start = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  const auto other_start = reinterpret_cast<uintptr_t>(other.const_data_ptr());
+  const uintptr_t end = start + tensor.nbytes();
+  const uintptr_t other_end = other_start + other.nbytes();
+  TORCH_CHECK_VALUE(std::max(start, other_start) >= std::min(end, other_end), written.str(), " shares memory with ",
+                    other_name.argument,
+                    other_name.position < 0 ? std::string() : "[" + std::to_string(other_name.position) + "]");
+}
+
+// Tells autograd that the tensor has changed, as torch's own in-place ops do.
+inline void mark_written(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+}  // namespace ringprune

@@ -1,0 +1,88 @@
+"""Stage 4: from the roots' proposals to one index set that is the same on every rank.
+
+The roots of a bucket at a step are a function of (seed, step, bucket): every rank computes them, no message is needed.
+In the IWP paper's words a root is a leader.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ringprune import counter_rng
+from ringprune.comm.communicator import Communicator, Handle
+from ringprune.errors import ConfigurationError
+
+__all__ = ["Proposals", "Roots", "union"]
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Who proposes indices.
+
+    Args:
+        count: number of roots of a bucket and step, or ``"all"``: every rank proposes its share.
+    """
+
+    count: int | Literal["all"] = 1
+
+    def __post_init__(self) -> None:
+        if self.count != "all" and (
+            isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1
+        ):
+            raise ConfigurationError(f'roots={self.count!r}: a whole number of at least 1, or "all"')
+
+    def number(self, size: int) -> int:
+        """How many roots there are among ``size`` ranks.
+
+        Raises:
+            ConfigurationError: there are fewer ranks than roots.
+        """
+        if self.count == "all":
+            return size
+        if self.count > size:
+            raise ConfigurationError(f'roots={self.count} with {size} ranks: at most {size}, or "all"')
+        return self.count
+
+    def of(self, seed: int, step: int, bucket: int, size: int) -> tuple[int, ...]:
+        """The roots of ``bucket`` at ``step``, in the order in which they broadcast."""
+        if self.count == "all":
+            return tuple(range(size))
+        return counter_rng.distinct(self.count, size, seed, step, bucket)
+
+
+class Proposals:
+    """The roots' messages of one bucket under way.
+
+    Args:
+        comm: the communicator.
+        roots: the ranks that propose.
+        message: this rank's encoded proposal, or a buffer of the same size and dtype where it is no root.
+        name: what errors call it.
+    """
+
+    def __init__(self, comm: Communicator, roots: Sequence[int], message: Tensor, *, name: str) -> None:
+        self._count = len(roots)
+        self._handles: list[Handle] = []
+        if len(roots) == comm.size:
+            self._handles.append(comm.allgather(message, name=name))
+            return
+        for turn, root in enumerate(roots):
+            buffer = message if root == comm.rank else torch.empty_like(message)
+            self._handles.append(comm.broadcast(buffer, root, name=f"{name}, root {turn}"))
+
+    def wait(self) -> list[Tensor]:
+        """All roots' messages; the same bytes on every rank."""
+        messages = [handle.wait() for handle in self._handles]
+        if len(messages) == 1 and self._count > 1:
+            return list(messages[0].chunk(self._count))
+        return messages
+
+
+def union(proposals: Sequence[Tensor]) -> Tensor:
+    """One index set of all proposals, ascending, each index once; int64."""
+    if len(proposals) == 1:
+        return proposals[0]
+    return torch.unique(torch.cat(list(proposals)), sorted=True)

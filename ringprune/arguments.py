@@ -1,0 +1,125 @@
+"""What ``DistributedOptimizer`` accepts: parameter names, and Horovod's own arguments accepted or refused by name."""
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringprune.errors import ArgumentTypeError, ConfigurationError
+from ringprune.reduction import Mean
+
+__all__ = ["check_optimizer", "describe_optimizer", "horovod_arguments", "name_parameters", "whole_number"]
+
+_REFUSED = {
+    "LBFGS": "its line search evaluates the loss several times per step, each on this rank's batch alone",
+    "SparseAdam": "it needs sparse gradients, and RingPrune makes them dense for now; use Adam",
+}
+
+
+def check_optimizer(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer to wrap.
+
+    Raises:
+        ArgumentTypeError: it is no torch optimizer.
+        ConfigurationError: it is one that cannot work, or is wrapped already.
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentTypeError(f"optimizer={optimizer!r}: a torch.optim.Optimizer")
+    name, module = type(optimizer).__name__, type(optimizer).__module__
+    if module.startswith("ringprune") or hasattr(optimizer, "skip_synchronize"):
+        raise ConfigurationError(f"optimizer is a {module}.{name} already; wrap the plain torch optimizer, once")
+    if name in _REFUSED:
+        raise ConfigurationError(f"optimizer={name}: {_REFUSED[name]}")
+    return optimizer
+
+
+def describe_optimizer(optimizer: torch.optim.Optimizer) -> list[str]:
+    """One line per param group with its plain settings, for the hand-shake."""
+    lines = [f"optimizer is {type(optimizer).__name__}"]
+    for index, group in enumerate(optimizer.param_groups):
+        plain = {k: v for k, v in group.items() if isinstance(v, bool | int | float | str | tuple | None)}
+        lines.append(f"param group {index} has {plain}")
+    return lines
+
+
+def name_parameters(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
+) -> list[tuple[str, Tensor, int]]:
+    """Name, parameter and param group of everything the optimizer updates, in its order.
+
+    Raises:
+        ArgumentTypeError: ``named_parameters`` does not give (name, parameter) pairs.
+        ConfigurationError: names occur twice, or parameters of the optimizer have no name.
+    """
+    owned = [(p, group) for group, entry in enumerate(optimizer.param_groups) for p in entry["params"]]
+    if named_parameters is None:
+        return [(f"parameter {i}", param, group) for i, (param, group) in enumerate(owned)]
+    pairs = list(named_parameters)
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and torch.is_tensor(pair[1])):
+            raise ArgumentTypeError(
+                f"named_parameters holds {type(pair).__name__}: (name, parameter) pairs, as model.named_parameters() gives"
+            )
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ConfigurationError(f"named_parameters has names twice: {', '.join(twice)}")
+    by_id = {id(param): name for name, param in pairs}
+    unnamed = [f"{list(p.shape)} in param group {group}" for p, group in owned if id(p) not in by_id]
+    if unnamed:
+        raise ConfigurationError(
+            f"named_parameters leaves {len(unnamed)} of the optimizer's parameters unnamed: {', '.join(unnamed[:5])}; "
+            "pass model.named_parameters() of the whole model"
+        )
+    return [(by_id[id(param)], param, group) for param, group in owned]
+
+
+def horovod_arguments(
+    op: Any, compression: Any, groups: Any, sparse_as_dense: bool, gradient_predivide_factor: float
+) -> Mean:
+    """Horovod's arguments of the same names, as the reduction they ask for.
+
+    Raises:
+        ConfigurationError: one of them cannot work here; the message says why and what to use.
+    """
+    if compression is not None and getattr(compression, "__name__", type(compression).__name__) != "NoneCompressor":
+        raise ConfigurationError(
+            f"compression={compression!r}: the policy decides what is sent; leave compression out (or Compression.none)"
+        )
+    if groups is not None:
+        raise ConfigurationError(f"groups={groups!r}: tensors are grouped into buckets; set bucket_bytes instead")
+    if not isinstance(sparse_as_dense, bool):
+        raise ArgumentTypeError(f"sparse_as_dense={sparse_as_dense!r}: True or False; sparse gradients are made dense")
+    factor = gradient_predivide_factor
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < float("inf"):
+        raise ConfigurationError(f"gradient_predivide_factor={factor!r}: a positive finite number")
+    average = _is_average(op)
+    if not average and factor != 1.0:
+        raise ConfigurationError(f"gradient_predivide_factor={factor!r} goes with op=Average only, as in Horovod")
+    return Mean(average=average, predivide=float(factor))
+
+
+def _is_average(op: Any) -> bool:
+    hvd: Any = sys.modules.get("horovod.torch")
+    names = {getattr(hvd, name): name for name in ("Average", "Sum", "Adasum", "Min", "Max", "Product")} if hvd else {}
+    name = "Average" if op is None else op.capitalize() if isinstance(op, str) else names.get(op, repr(op))
+    if name in ("Average", "Sum"):
+        return name == "Average"
+    why = "Adasum needs the dense gradient of every layer" if name == "Adasum" else "gradients are averaged or summed"
+    raise ConfigurationError(f'op={name}: {why}; use hvd.Average, hvd.Sum, "average" or "sum"')
+
+
+def whole_number(name: str, value: Any, least: int) -> int:
+    """A whole number of at least ``least``.
+
+    Raises:
+        ArgumentTypeError: it is no whole number.
+        ConfigurationError: it is too small.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(f"{name}={value!r}: a whole number of at least {least}")
+    if value < least:
+        raise ConfigurationError(f"{name}={value}: at least {least}")
+    return value

@@ -1,0 +1,151 @@
+"""The part that every communicator shares: arguments are checked and bytes counted here, once per call."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ringprune.comm.call import Call
+from ringprune.comm.communicator import Ability, Handle, Traffic
+from ringprune.errors import ArgumentTypeError, ConfigurationError, UsageError
+
+__all__ = ["CheckedCommunicator"]
+
+
+class CheckedCommunicator(ABC):
+    """A communicator whose subclasses only say how a collective starts.
+
+    Calls with wrong arguments raise before anything is sent: ``ConfigurationError`` for values,
+    ``ArgumentTypeError`` for types, ``UsageError`` after ``close()``.
+    """
+
+    kind: str
+    abilities: frozenset[Ability]
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.traffic = Traffic(size)
+        self._closed = False
+
+    def broadcast(self, tensor: Tensor, root: int, *, name: str) -> Handle:
+        """Overwrite ``tensor`` on every rank with the one on rank ``root``; the handle returns ``tensor``."""
+        self._check_tensor("broadcast", name, tensor)
+        if not 0 <= root < self.size:
+            raise ConfigurationError(f'broadcast "{name}": root is {root}; allowed are 0 to {self.size - 1}')
+        call = Call("broadcast", name, tensor.dtype, tuple(tensor.shape), root=root)
+        self._check_support(call, tensor)
+        self.traffic.count_broadcast(tensor.nbytes)
+        return self._start(call, tensor, tensor)
+
+    def allreduce(self, tensor: Tensor, *, name: str) -> Handle:
+        """Overwrite ``tensor`` with the ranks' sum, the same bytes everywhere; the handle returns ``tensor``."""
+        self._check_tensor("allreduce", name, tensor)
+        call = Call("allreduce", name, tensor.dtype, tuple(tensor.shape))
+        self._check_support(call, tensor)
+        self.traffic.count_allreduce(tensor.nbytes)
+        return self._start(call, tensor, tensor)
+
+    def allgather(self, tensor: Tensor, *, sizes: Sequence[int] | None = None, name: str) -> Handle:
+        """Concatenate the ranks' tensors along dimension 0 in rank order; the handle returns a new tensor.
+
+        Args:
+            tensor: shape ``(n, ...)``; all but the first dimension are equal on all ranks.
+            sizes: first dimension on each rank, where they differ; None where all are equal.
+            name: what errors call this collective.
+        """
+        self._check_tensor("allgather", name, tensor, rows=True)
+        rows = (tensor.shape[0],) * self.size if sizes is None else self._rows("allgather", name, "sizes", sizes)
+        if rows[self.rank] != tensor.shape[0]:
+            raise ConfigurationError(
+                f'allgather "{name}": sizes[{self.rank}] is {rows[self.rank]}, but this rank has {tensor.shape[0]} rows'
+            )
+        call = Call("allgather", name, tensor.dtype, tuple(tensor.shape), sizes=rows)
+        self._check_support(call, tensor)
+        self.traffic.count_allgather(sum(rows) * call.row_numel * tensor.element_size())
+        return self._start(call, tensor, call.new_result(tensor))
+
+    def alltoall(
+        self,
+        tensor: Tensor,
+        *,
+        splits: Sequence[int] | None = None,
+        received: Sequence[int] | None = None,
+        name: str,
+    ) -> Handle:
+        """Send the j-th piece of ``tensor`` to rank j; the handle returns the pieces received, in rank order.
+
+        Args:
+            tensor: shape ``(n, ...)``.
+            splits: rows for each rank, summing to n; None divides n evenly.
+            received: rows coming from each rank; None where that is n divided evenly.
+            name: what errors call this collective.
+        """
+        self._check_tensor("alltoall", name, tensor, rows=True)
+        sent = self._rows("alltoall", name, "splits", self._evenly(name, tensor) if splits is None else splits)
+        got = self._rows("alltoall", name, "received", self._evenly(name, tensor) if received is None else received)
+        if sum(sent) != tensor.shape[0]:
+            raise ConfigurationError(f'alltoall "{name}": splits sum to {sum(sent)}, rows are {tensor.shape[0]}')
+        call = Call("alltoall", name, tensor.dtype, tuple(tensor.shape), splits=sent, received=got)
+        self._check_support(call, tensor)
+        to_others = sum(sent) - sent[self.rank]
+        self.traffic.count_own(to_others * call.row_numel * tensor.element_size())
+        return self._start(call, tensor, call.new_result(tensor))
+
+    def shift(self, tensor: Tensor, into: Tensor, *, name: str) -> Handle:
+        """Send ``tensor`` to rank + 1, receive ``into`` from rank - 1 (mod size); the handle returns ``into``."""
+        if "shift" not in self.abilities:
+            raise ConfigurationError(f'shift "{name}": the {self.kind} communicator cannot shift; "mpi" can')
+        self._check_tensor("shift", name, tensor)
+        self._check_tensor("shift", name, into)
+        if into.shape != tensor.shape or into.dtype != tensor.dtype or into.data_ptr() == tensor.data_ptr() != 0:
+            raise ConfigurationError(f'shift "{name}": into must be another tensor of the same shape and dtype')
+        call = Call("shift", name, tensor.dtype, tuple(tensor.shape))
+        self._check_support(call, tensor)
+        self.traffic.count_own(tensor.nbytes if self.size > 1 else 0)
+        return self._start(call, tensor, into)
+
+    def close(self) -> None:
+        """Give back what the communicator holds; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._release()
+
+    @abstractmethod
+    def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
+        """Start the collective on ``tensor``, to end in ``into`` (``tensor`` itself where it works in place)."""
+
+    @abstractmethod
+    def _check_support(self, call: Call, tensor: Tensor) -> None:
+        """Raise ConfigurationError for a dtype, device or length that this communicator cannot carry."""
+
+    def _release(self) -> None:  # noqa: B027 - most hold nothing
+        """Give back what the library holds for this communicator."""
+
+    def _check_tensor(self, op: Ability, name: str, tensor: Tensor, *, rows: bool = False) -> None:
+        if self._closed:
+            raise UsageError(f'{op} "{name}": this communicator has been closed')
+        if not isinstance(tensor, Tensor):
+            raise ArgumentTypeError(f'{op} "{name}": expected a tensor, got {type(tensor).__name__}')
+        if tensor.layout is not torch.strided or not tensor.is_contiguous():
+            raise ConfigurationError(f'{op} "{name}": the tensor must be dense and contiguous')
+        if rows and tensor.dim() == 0:
+            raise ConfigurationError(f'{op} "{name}": the tensor needs a first dimension, it has none')
+
+    def _rows(self, op: Ability, name: str, argument: str, rows: Sequence[int]) -> tuple[int, ...]:
+        checked = tuple(int(n) for n in rows)
+        if len(checked) != self.size or min(checked) < 0:
+            raise ConfigurationError(
+                f'{op} "{name}": {argument} is {list(checked)}; it needs {self.size} numbers of rows, 0 or more'
+            )
+        return checked
+
+    def _evenly(self, name: str, tensor: Tensor) -> tuple[int, ...]:
+        rows, rest = divmod(tensor.shape[0], self.size)
+        if rest:
+            raise ConfigurationError(
+                f'alltoall "{name}": {tensor.shape[0]} rows do not divide over {self.size} ranks; '
+                "give splits and received"
+            )
+        return (rows,) * self.size

@@ -1,0 +1,77 @@
+"""The choice of a communicator: by name, or by what the script has already started."""
+
+import difflib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ringprune.comm.communicator import Communicator
+from ringprune.errors import ConfigurationError, DependencyError
+
+__all__ = ["connect"]
+
+OPTIONS = {"horovod": ("process_set", "timeout"), "mpi": ("communicator", "timeout")}
+TORCH_LATER = 'the "torch" communicator arrives in a later version; pass "horovod" or "mpi"'
+
+
+def connect(kind: str | None = None, **options: Any) -> Communicator:
+    """Return a communicator over a library that is started, or that can be.
+
+    Args:
+        kind: ``"horovod"`` or ``"mpi"``. None takes Horovod if the script has called ``hvd.init()``, else
+            torch.distributed if it is initialised, else MPI.
+        **options: ``timeout``, seconds that a rank may wait in one collective (None is no limit);
+            for ``"horovod"`` also ``process_set``, for ``"mpi"`` also ``communicator``, an ``mpi4py.MPI.Comm``.
+
+    Raises:
+        ConfigurationError: no such kind, no such option, or a kind that is not there yet.
+        DependencyError: the package for that kind is missing; the message says what to install.
+        UsageError: Horovod has not been initialised.
+    """
+    kind = _default_kind() if kind is None else kind
+    _check(kind, options)
+    return _communicator_class(kind)(**options)
+
+
+def _default_kind() -> str:
+    horovod = sys.modules.get("horovod.torch")
+    if horovod is not None and horovod.is_initialized():
+        return "horovod"
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return "torch"
+    return "mpi"
+
+
+def _check(kind: str, options: dict[str, Any]) -> None:
+    if kind == "torch":
+        raise ConfigurationError(f"connect: {TORCH_LATER}")
+    if kind == "simulated":
+        raise ConfigurationError("connect: simulated ranks are made by ringprune.simulate(world_size, fn)")
+    if kind not in OPTIONS:
+        nearest = difflib.get_close_matches(str(kind), OPTIONS, n=1, cutoff=0.3)
+        suggestion = f'; did you mean "{nearest[0]}"?' if nearest else ""
+        raise ConfigurationError(f'connect: kind is {kind!r}; allowed are "horovod", "mpi" and None{suggestion}')
+    for option in options.keys() - set(OPTIONS[kind]):
+        raise ConfigurationError(f'connect("{kind}"): no option {option!r}; it has {", ".join(OPTIONS[kind])}')
+
+
+def _communicator_class(kind: str) -> Callable[..., Communicator]:
+    # Imported here and nowhere else: the import of mpi4py starts MPI, and either package may be missing.
+    try:
+        if kind == "horovod":
+            from ringprune.comm.horovod import HorovodCommunicator
+
+            return HorovodCommunicator
+        from ringprune.comm.mpi import MpiCommunicator
+    except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py finds no MPI library
+        raise _missing(kind, error) from error
+    return MpiCommunicator
+
+
+def _missing(kind: str, error: Exception) -> DependencyError:
+    package = {"horovod": "Horovod", "mpi": "mpi4py"}[kind]
+    return DependencyError(
+        f'connect("{kind}"): {package} cannot be used here ({error}). Install it with '
+        f'"pip install ringprune[{kind}]"; the README says what it needs.'
+    )

@@ -1,0 +1,139 @@
+"""A communicator whose ranks are threads of one process: for tests, and for trying many ranks on one machine.
+
+Nothing is sent. The n-th call of every rank meets the n-th call of the others; once all have come, the result is
+computed once, in rank order, so every rank gets the same bytes in every run.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ringprune.comm.call import Call
+from ringprune.comm.checked import CheckedCommunicator
+from ringprune.comm.communicator import Ability, Handle
+from ringprune.comm.meeting import Group, Meeting, listed
+from ringprune.errors import ConfigurationError
+
+__all__ = ["SimulatedCommunicator", "simulate"]
+
+T = TypeVar("T")
+
+
+def simulate(world_size: int, fn: Callable[["SimulatedCommunicator"], T], *, timeout: float | None = 60.0) -> list[T]:
+    """Run ``fn(comm)`` on every one of ``world_size`` in-process ranks and return their results in rank order.
+
+    Torch's global random generator is shared by all ranks: draw from a ``torch.Generator`` of your own.
+
+    Args:
+        world_size: number of ranks, each a thread.
+        fn: what a rank does.
+        timeout: seconds that a rank may wait in one collective; None is no limit.
+
+    Raises:
+        CollectiveMismatchError: the ranks called different collectives; the message names the calls.
+        CommunicatorError: a rank returned while others waited for it, or the time limit was reached.
+        Exception: whatever the first rank to fail raised, with the other ranks' errors as notes.
+    """
+    if world_size < 1:
+        raise ConfigurationError(f"simulate: world_size is {world_size}; at least 1 is needed")
+    group = Group(world_size, timeout)
+    results: dict[int, T] = {}
+    # Daemons: a rank that never ends must not keep the interpreter from exiting.
+    threads = [
+        threading.Thread(target=_run_rank, args=(group, rank, fn, results), name=f"rank {rank}", daemon=True)
+        for rank in range(world_size)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        _join(group, threads)
+    finally:
+        group.stop("the simulation was stopped")  # frees threads that still wait, for example after Ctrl-C
+    if group.errors:
+        raise _first_error(group)
+    group.check_complete()
+    return [results[rank] for rank in range(world_size)]
+
+
+class SimulatedCommunicator(CheckedCommunicator):
+    """One rank of a simulated group; made by :func:`simulate`."""
+
+    kind = "simulated"
+    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall", "shift"})
+
+    def __init__(self, group: Group, rank: int) -> None:
+        super().__init__(rank, group.size)
+        self._group = group
+
+    def _check_support(self, call: Call, tensor: Tensor) -> None:
+        """Nothing is sent, so everything can be carried."""
+
+    def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
+        return _SimulatedHandle(self._group, self.rank, self._group.enter(self.rank, call, tensor), into)
+
+
+class _SimulatedHandle:
+    def __init__(self, group: Group, rank: int, meeting: Meeting, into: Tensor) -> None:
+        self._group = group
+        self._rank = rank
+        self._meeting: Meeting | None = meeting
+        self._into = into
+
+    def wait(self) -> Tensor:
+        if self._meeting is not None:
+            result = self._group.wait(self._rank, self._meeting)
+            # A rank writes its own tensors only, and only now: until its wait the tensor is the collective's.
+            with torch.no_grad():
+                self._into.copy_(result)
+            self._meeting = None
+        return self._into
+
+
+def _run_rank(group: Group, rank: int, fn: Callable[[SimulatedCommunicator], T], results: dict[int, T]) -> None:
+    """Run one rank and tell the group how it ended."""
+    try:
+        results[rank] = fn(SimulatedCommunicator(group, rank))
+    except BaseException as error:  # also SystemExit and pytest's outcomes: simulate() raises it again
+        group.end(rank, error)
+    else:
+        group.end(rank, None)
+
+
+def _join(group: Group, threads: list[threading.Thread]) -> None:
+    """Wait for all threads; once a rank has failed, only as long as a rank may wait in a collective."""
+    deadline: float | None = None
+    for thread in threads:
+        while thread.is_alive() and (deadline is None or time.monotonic() < deadline):
+            thread.join(0.1)
+            if group.errors and deadline is None and group.timeout is not None:
+                deadline = time.monotonic() + group.timeout
+
+
+def _first_error(group: Group) -> BaseException:
+    """The error to raise: of the rank that failed first, or rank 0's where all failed alike."""
+    errors = group.errors
+    alike = len(errors) == group.size and len({type(error) for error in errors.values()}) == 1
+    first = 0 if alike else next(iter(errors))
+    if sys.version_info >= (3, 11):  # notes came with 3.11; without them the first error stands alone
+        for note in _notes(group, first):
+            errors[first].add_note(note)
+    return errors[first]
+
+
+def _notes(group: Group, first: int) -> Iterator[str]:
+    """Where the error that is raised came from, and how the other ranks ended."""
+    yield f"raised on simulated rank {first} of {group.size}"
+    ranks_by_text: dict[str, list[int]] = {}
+    for rank, error in sorted(group.errors.items()):
+        ranks_by_text.setdefault(f"{type(error).__name__}: {error}", []).append(rank)
+    for text, ranks in ranks_by_text.items():
+        if first not in ranks:
+            yield f"{listed(ranks)}: {text}"
+    running = [rank for rank in range(group.size) if rank not in group.ended]
+    if running:
+        yield f"{listed(running)}: still running, left behind"

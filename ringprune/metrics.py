@@ -1,0 +1,116 @@
+"""Bytes, densities and seconds: plain counters that cost nothing to keep, and the ratios made of them.
+
+Definitions (docs/wire-format.md): ``bytes_sent`` is what this rank hands to the network, payload and headers (mean over
+the ranks); ``wire_ratio`` is the bytes a dense fp32 allreduce would have sent in the same steps, divided by that; its
+``steady`` form leaves warm-up out; ``value_ratio`` divides by the bytes of values alone, those of dense tensors
+included. One rank sends nothing; there the ratios compare the payloads that would have been sent.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ringprune.comm.communicator import Traffic
+
+__all__ = ["Content", "Metrics"]
+
+Content = Literal["values", "indices", "dense", "headers"]
+CONTENTS: tuple[Content, ...] = ("values", "indices", "dense", "headers")
+
+
+@dataclass
+class _Ledger:
+    """Sums over a stretch of training: bytes on the network and payload bytes by content, and entries selected."""
+
+    sent: dict[Content, float] = field(default_factory=lambda: dict.fromkeys(CONTENTS, 0.0))
+    payload: dict[Content, float] = field(default_factory=lambda: dict.fromkeys(CONTENTS, 0.0))
+    dense_sent: float = 0.0
+    dense_payload: float = 0.0
+    selected: int = 0
+    candidates: int = 0
+
+    def ratio(self, size: int, contents: tuple[Content, ...] = CONTENTS) -> float:
+        """Dense fp32 bytes over the bytes of ``contents``; 1 while nothing was sent."""
+        dense, used = (self.dense_sent, self.sent) if size > 1 else (self.dense_payload, self.payload)
+        bytes_used = sum(used[content] for content in contents)
+        return dense / bytes_used if bytes_used else 1.0
+
+    @property
+    def realised_density(self) -> float:
+        return self.selected / self.candidates if self.candidates else 1.0
+
+
+class Metrics:
+    """What one wrapper sent and how long its stages took.
+
+    Args:
+        traffic: the communicator's byte counter; every message is counted there, and attributed here.
+        numel: entries of all exchanged parameters, for the dense equivalent.
+    """
+
+    def __init__(self, traffic: Traffic, numel: int) -> None:
+        self.steps = 0
+        self.skipped_steps = 0
+        self.density = 1.0
+        self._traffic = traffic
+        self._numel = numel
+        self._total = _Ledger()
+        self._steady = _Ledger()
+        self._ledgers = [self._total]
+        self._seconds: dict[str, float] = {}
+
+    def begin(self, density: float, *, steady: bool) -> None:
+        """An exchange starts, at this density; ``steady`` once warm-up is over."""
+        self.density = density
+        self._ledgers = [self._total, self._steady] if steady else [self._total]
+
+    def exchanged(self) -> None:
+        """One optimizer step's exchange was made: what a dense fp32 allreduce would have sent is added."""
+        payload = 4 * self._numel
+        for ledger in self._ledgers:
+            ledger.dense_payload += payload
+            ledger.dense_sent += 2 * (self._traffic.size - 1) / self._traffic.size * payload
+
+    def selected(self, entries: int, candidates: int) -> None:
+        """An index set of ``entries`` out of ``candidates`` was agreed."""
+        for ledger in self._ledgers:
+            ledger.selected += entries
+            ledger.candidates += candidates
+
+    @contextmanager
+    def sending(self, content: Content) -> Iterator[None]:
+        """Attribute what the communicator counts meanwhile to ``content``."""
+        sent, payload = self._traffic.bytes_sent, self._traffic.payload_bytes
+        yield
+        for ledger in self._ledgers:
+            ledger.sent[content] += self._traffic.bytes_sent - sent
+            ledger.payload[content] += self._traffic.payload_bytes - payload
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the wall time spent inside to the seconds of stage ``name``."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+
+    def stats(self) -> dict[str, Any]:
+        """All counters and ratios as plain numbers; bytes are of this rank since construction."""
+        total, size = self._total, self._traffic.size
+        steady = self._steady if self._steady.dense_payload else total
+        return {
+            "steps": self.steps,
+            "skipped_steps": self.skipped_steps,
+            "bytes_sent": sum(total.sent.values()),
+            **{f"bytes_{content}": total.sent[content] for content in CONTENTS},
+            "dense_equivalent_bytes": total.dense_sent,
+            "wire_ratio": total.ratio(size),
+            "steady_wire_ratio": steady.ratio(size),
+            "value_ratio": total.ratio(size, ("values", "dense")),
+            "density": self.density,
+            "realised_density": steady.realised_density,
+            "seconds": dict(self._seconds),
+        }

@@ -1,0 +1,112 @@
+"""The part of SGD's momentum that is equal on every rank: that of dense tensors and of weight decay.
+
+With momentum correction the wrapper takes momentum, Nesterov and weight decay over from ``torch.optim.SGD``. What is
+local, the velocity of packed tensors, enters the residual before the exchange (residual.py). What is the same on every
+rank goes through one buffer per parameter after the exchange: ``buffer = m * buffer + source``, where the source is
+``weight_decay * weight``, and for dense tensors the averaged gradient as well. By linearity both together are SGD's own
+momentum of the averaged gradient.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringprune.errors import ConfigurationError
+from ringprune.plan import ParamSpec
+
+__all__ = ["SharedMomentum", "takes_over"]
+
+_TAKEN_OVER = {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False}
+
+
+def takes_over(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether momentum correction applies: plain ``torch.optim.SGD`` with momentum in some param group.
+
+    Raises:
+        ConfigurationError: a param group uses dampening, for which momentum correction is not defined.
+    """
+    if type(optimizer) is not torch.optim.SGD or not any(group["momentum"] for group in optimizer.param_groups):
+        return False
+    for index, group in enumerate(optimizer.param_groups):
+        if group["dampening"]:
+            raise ConfigurationError(
+                f"param group {index} has dampening={group['dampening']!r}: momentum correction is defined for "
+                "dampening=0; use that, or IWP(momentum_correction=False)"
+            )
+    return True
+
+
+class SharedMomentum:
+    """Momentum and weight decay of a wrapped SGD, after the exchange.
+
+    Args:
+        optimizer: the wrapped SGD; its param groups are read at every step, so schedulers work.
+        params: the parameters.
+        specs: their facts.
+        packed: whether each travels packed.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        params: Sequence[Tensor],
+        specs: Sequence[ParamSpec],
+        packed: Sequence[bool],
+    ) -> None:
+        self._optimizer = optimizer
+        self._params, self._specs, self._packed = params, specs, packed
+        self._buffers = {
+            spec.name: torch.zeros_like(param, dtype=torch.float32, memory_format=torch.contiguous_format)
+            for param, spec, is_packed in zip(params, specs, packed, strict=True)
+            if not is_packed or self._group(spec)["weight_decay"]
+        }
+
+    def _group(self, spec: ParamSpec) -> dict[str, Any]:
+        return self._optimizer.param_groups[spec.group]
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Turn every ``param.grad`` from the exchanged average into the whole update SGD is to make."""
+        for param, spec, packed in zip(self._params, self._specs, self._packed, strict=True):
+            group, grad = self._group(spec), param.grad
+            decay = float(group["weight_decay"])
+            if grad is None or (packed and not decay and spec.name not in self._buffers):
+                continue
+            # SGD subtracts the gradient, or with maximize adds it; decay is subtracted either way.
+            sign = -1.0 if group["maximize"] else 1.0
+            source = torch.zeros_like(grad, dtype=torch.float32) if packed else sign * grad.float()
+            if decay:
+                source.add_(param, alpha=decay)
+            update = sign * self._through_buffer(spec, source, group)
+            if packed:
+                grad.add_(update)
+            else:
+                grad.copy_(update)
+
+    def _through_buffer(self, spec: ParamSpec, source: Tensor, group: dict[str, Any]) -> Tensor:
+        if spec.name not in self._buffers:
+            # Weight decay was switched on after construction.
+            self._buffers[spec.name] = torch.zeros_like(source)
+        buffer = self._buffers[spec.name]
+        buffer.mul_(group["momentum"]).add_(source)
+        return source.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
+
+    @contextmanager
+    def taken_over(self) -> Iterator[None]:
+        """While inside, the wrapped SGD applies neither momentum nor weight decay itself."""
+        groups = self._optimizer.param_groups
+        kept = [{key: group[key] for key in _TAKEN_OVER} for group in groups]
+        for group in groups:
+            group.update(_TAKEN_OVER)
+        try:
+            yield
+        finally:
+            for group, values in zip(groups, kept, strict=True):
+                group.update(values)
+
+    def state(self) -> dict[str, Tensor]:
+        """The buffers by parameter name; equal on every rank."""
+        return dict(self._buffers)

@@ -1,0 +1,146 @@
+"""Add corrected gradients to the residual: stage 1 of the exchange."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ringprune.errors import ConfigurationError
+from ringprune.ops.checks import (
+    FLOATS,
+    check_flat,
+    check_length,
+    check_numbers,
+    check_overlap,
+    check_tensors,
+    offsets_of,
+)
+from ringprune.ops.library import call, define
+
+__all__ = ["accumulate"]
+
+SCHEMA = (
+    "accumulate(Tensor[] grads, Tensor residual, Tensor? velocity, *, Tensor(a!) residual_out, "
+    "Tensor(b!)? velocity_out, float[] factors, float[] momentum, bool[] nesterov) -> ()"
+)
+
+
+def accumulate(
+    grads: Sequence[Tensor],
+    residual: Tensor,
+    velocity: Tensor | None,
+    *,
+    residual_out: Tensor,
+    velocity_out: Tensor | None,
+    factors: Sequence[float],
+    momentum: Sequence[float],
+    nesterov: Sequence[bool],
+) -> None:
+    """Add each tensor's gradient, corrected by momentum, to its part of the flat residual.
+
+    Entry by entry of tensor i, each operation rounded to float32, no fused multiply-add::
+
+        g            = float32(grad) * float32(factors[i])
+        without velocity:
+            residual_out = residual + g
+        with velocity:
+            v            = float32(momentum[i]) * velocity + g
+            velocity_out = v
+            residual_out = residual + (g + float32(momentum[i]) * v  if nesterov[i] else  v)
+
+    The results may go into the tensors they come from, or into others; nothing else may share memory.
+
+    Args:
+        grads: T contiguous tensors of any shape, float32, float16 or bfloat16; N entries together.
+        residual: float32 [N], the tensors' residuals one after another.
+        velocity: float32 [N] likewise, or None for plain error feedback.
+        residual_out: float32 [N], written; ``residual`` itself or a tensor apart from all others.
+        velocity_out: float32 [N], written; ``velocity`` itself or a tensor apart; None where ``velocity`` is.
+        factors: T finite numbers that the gradients are multiplied with (clipping, loss scale).
+        momentum: T finite numbers; not looked at without velocity.
+        nesterov: T truth values; not looked at without velocity.
+
+    Raises:
+        ConfigurationError: a shape, device, length or number does not fit, or tensors share memory.
+        ArgumentTypeError: a dtype does not fit.
+    """
+    op = "accumulate"
+    check_flat(op, "residual", residual, torch.float32)
+    device, numel = residual.device, residual.numel()
+    check_tensors(op, "grads", grads, FLOATS, device=device, numel=numel)
+    check_flat(op, "residual_out", residual_out, torch.float32, device=device, numel=numel)
+    if (velocity is None) != (velocity_out is None):
+        raise ConfigurationError(f"{op}: velocity and velocity_out must both be tensors or both be None")
+    if velocity is not None and velocity_out is not None:
+        check_flat(op, "velocity", velocity, torch.float32, device=device, numel=numel)
+        check_flat(op, "velocity_out", velocity_out, torch.float32, device=device, numel=numel)
+    check_numbers(op, "factors", factors, len(grads))
+    check_numbers(op, "momentum", momentum, len(grads))
+    check_length(op, "nesterov", nesterov, len(grads))
+    call(
+        _accumulate,
+        grads,
+        residual,
+        velocity,
+        residual_out=residual_out,
+        velocity_out=velocity_out,
+        factors=factors,
+        momentum=momentum,
+        nesterov=nesterov,
+    )
+
+
+def accumulate_reference(
+    grads: Sequence[Tensor],
+    residual: Tensor,
+    velocity: Tensor | None,
+    *,
+    residual_out: Tensor,
+    velocity_out: Tensor | None,
+    factors: Sequence[float],
+    momentum: Sequence[float],
+    nesterov: Sequence[bool],
+) -> None:
+    """:func:`accumulate` in torch."""
+    _refuse_overlap(grads, residual, velocity, residual_out, velocity_out)
+    # 0-dim float32 tensors: the rounding of the numbers is then this line's, not a kernel's.
+    factors32 = torch.tensor(factors, dtype=torch.float32)
+    momentum32 = torch.tensor(momentum, dtype=torch.float32)
+    offsets = offsets_of(grads)
+    for i, grad in enumerate(grads):
+        part = slice(offsets[i], offsets[i + 1])
+        change = grad.reshape(-1).float() * factors32[i]
+        if velocity is not None and velocity_out is not None:
+            v = velocity[part] * momentum32[i] + change
+            velocity_out[part] = v
+            change = v * momentum32[i] + change if nesterov[i] else v
+        residual_out[part] = residual[part] + change
+
+
+def _refuse_overlap(
+    grads: Sequence[Tensor],
+    residual: Tensor,
+    velocity: Tensor | None,
+    residual_out: Tensor,
+    velocity_out: Tensor | None,
+) -> None:
+    """What is written shares no memory with anything but the tensor it may replace."""
+    tensors = {"residual": residual, "velocity": velocity, "residual_out": residual_out, "velocity_out": velocity_out}
+    tensors |= {f"grads[{i}]": grad for i, grad in enumerate(grads)}
+    for name, written, source in (
+        ("residual_out", residual_out, residual),
+        ("velocity_out", velocity_out, velocity),
+    ):
+        for other_name, other in tensors.items():
+            if written is None or other is None or other_name == name:
+                continue
+            in_place = other is source and other.data_ptr() == written.data_ptr()
+            if not in_place:
+                check_overlap("accumulate", name, written, other_name, other)
+
+
+def _accumulate_fake(*args: object, **kwargs: object) -> None:
+    """Nothing is returned, so there is no shape to tell."""
+
+
+_accumulate = define(SCHEMA, accumulate_reference, _accumulate_fake)

@@ -1,0 +1,155 @@
+"""The ``ringprune`` namespace of ``torch.ops``: how an op is defined, and where its compiled kernels come from.
+
+Three names, one thing: ``ringprune/_native*.so`` is the file, ``torch.ops.ringprune`` the ops the dispatcher knows,
+``ringprune.ops`` the functions people call. The file is loaded first and the ops are defined afterwards, so that a
+file built from other sources is refused with an error Python can catch.
+
+Environment variable ``RINGPRUNE_NATIVE``: unset or ``auto`` uses the compiled library where there is one, ``require``
+raises where there is none, ``off`` leaves it alone and computes with torch.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch._ops import OpOverload
+
+from ringprune.errors import ArgumentTypeError, ConfigurationError, NativeLibraryError, RingPruneError
+
+__all__ = ["backend", "call", "define", "native_path"]
+
+PACKAGE = Path(__file__).resolve().parent.parent
+REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
+# csrc/library.cpp leaves this line in the file, where it can be read without loading it.
+BUILT_FOR = re.compile(rb"ringprune native library, built for torch ([^\s,]+)")
+
+_LIBRARY = torch.library.Library("ringprune", "DEF")  # type: ignore[no-untyped-call]
+
+
+def native_path() -> Path | None:
+    """The compiled library in use, or None where the ops run in torch."""
+    return _PATH
+
+
+def backend() -> Literal["native+cuda", "native", "reference"]:
+    """Who computes: the compiled kernels for CPU and CUDA, for CPU only, or torch."""
+    if _PATH is None:
+        return "reference"
+    return "native+cuda" if _has_kernel("select", "CUDA") else "native"
+
+
+def define(schema: str, reference: Callable[..., Any], fake: Callable[..., Any]) -> OpOverload:
+    """Define one op of ``torch.ops.ringprune``.
+
+    Args:
+        schema: name, arguments and results in torch's schema language; the only place where they stand.
+        reference: the op in torch; runs on every device for which the compiled library has no kernel.
+        fake: the shapes and dtypes of the results, for ``torch.compile`` and fake tensors.
+
+    Returns:
+        The op as the dispatcher calls it.
+
+    Raises:
+        NativeLibraryError: the compiled library is in use, and has no CPU kernel for this op or one for other
+            arguments: it was built from other sources.
+    """
+    name = schema.partition("(")[0]
+    try:
+        _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if _PATH is None:
+            raise
+        raise _native_error(_PATH, f"its kernel for {name} takes other arguments: {error}") from error
+    if _PATH is not None and not _has_kernel(name, "CPU"):
+        raise _native_error(_PATH, f"it has no CPU kernel for {name}")
+    _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"ringprune::{name}", fake, lib=_LIBRARY)
+    op: OpOverload = getattr(torch.ops.ringprune, name).default
+    return op
+
+
+def call(op: OpOverload, *args: object, **kwargs: object) -> Any:
+    """Call ``op`` outside of autograd, with the errors of its kernel as ours.
+
+    Raises:
+        ConfigurationError: the kernel refused a value.
+        ArgumentTypeError: the kernel refused a type.
+    """
+    try:
+        with torch.no_grad():
+            return op(*args, **kwargs)
+    except RingPruneError:
+        raise
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
+    except TypeError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
+def _has_kernel(name: str, key: str) -> bool:
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(f"ringprune::{name}", key))
+
+
+def _load(package: Path, mode: str) -> Path | None:
+    """Load the compiled library beside ``package`` as ``mode`` asks; returns its path, or None where not used."""
+    if mode not in ("auto", "require", "off"):
+        raise ConfigurationError(f"RINGPRUNE_NATIVE is {mode!r}; allowed: auto, require, off")
+    if mode == "off":
+        return None
+    path = _find(package)
+    if path is None:
+        if mode == "require":
+            raise _native_error(package / "_native*.so", "no such file, and RINGPRUNE_NATIVE=require")
+        return None
+    built_for = _built_for(path)
+    if built_for is None:
+        raise _native_error(path, "it is damaged, or not a library of RingPrune")
+    if _release(built_for) != _release(torch.__version__):
+        raise _native_error(path, "it was built for another torch")
+    try:
+        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+    except (OSError, RuntimeError) as error:
+        raise _native_error(path, str(error)) from error
+    return path
+
+
+def _find(package: Path) -> Path | None:
+    """The library file this Python would load; None where nothing has been built."""
+    for suffix in EXTENSION_SUFFIXES:
+        path = package / f"_native{suffix}"
+        if path.exists():
+            return path
+    others = sorted(package.glob("_native*.so"))
+    if others:
+        raise _native_error(others[0], f"it is for another Python; this one loads _native{EXTENSION_SUFFIXES[0]}")
+    return None
+
+
+def _built_for(path: Path) -> str | None:
+    try:
+        found = BUILT_FOR.search(path.read_bytes())
+    except OSError as error:
+        raise _native_error(path, str(error)) from error
+    return found[1].decode() if found else None
+
+
+def _release(version: str) -> list[str]:
+    """``2.13.0+cpu`` -> ``["2", "13"]``: what decides whether compiled code fits."""
+    return version.split(".")[:2]
+
+
+def _native_error(path: Path, reason: str) -> NativeLibraryError:
+    built_for = (_built_for(path) if path.is_file() and os.access(path, os.R_OK) else None) or "unknown"
+    return NativeLibraryError(
+        f"the compiled library {path} cannot be used: {reason}\n"
+        f"  built for torch {built_for}, running torch {torch.__version__}\n"
+        f"  rebuild it in the source folder: {REBUILD}\n"
+        "  or compute with torch, slowly: RINGPRUNE_NATIVE=off"
+    )
+
+
+_PATH = _load(PACKAGE, os.environ.get("RINGPRUNE_NATIVE") or "auto")

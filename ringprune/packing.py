@@ -1,0 +1,52 @@
+"""Stages 5 and 7: values leave the residual at the agreed indices, and averages come back into dense tensors."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ringprune import ops
+
+__all__ = ["flatten", "pack", "pack_whole", "unflatten", "unpack"]
+
+
+def pack(residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Sequence[int]) -> Tensor:
+    """[5] Take the residual at ``indices`` and clear it there.
+
+    Args:
+        residual: float32, shape ``(n,)``; changed.
+        velocity: float32, shape ``(n,)``, cleared as well where selection left something out of a tensor (DGC's
+            momentum factor masking, arXiv 1712.01887, eq. 9); None to keep it.
+        indices: int64, ascending, the agreed set.
+        offsets: the bucket's offsets.
+
+    Returns:
+        float32 values, one per index.
+    """
+    return ops.take(residual, velocity, indices, offsets)
+
+
+def pack_whole(residual: Tensor) -> Tensor:
+    """[5] Take all of the residual; the velocity stays, as nothing was left out."""
+    values = residual.clone()
+    residual.zero_()
+    return values
+
+
+def unpack(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:
+    """[7] Write ``values`` at ``indices`` of the bucket's tensors and zero everywhere else."""
+    ops.put(outputs, indices, values)
+
+
+def flatten(tensors: Sequence[Tensor], factors: Sequence[float], into: Tensor) -> None:
+    """Copy ``factor * tensor`` of a bucket's tensors into one flat buffer, in the buffer's dtype."""
+    for tensor, factor, part in zip(tensors, factors, into.split([t.numel() for t in tensors]), strict=True):
+        part.copy_(tensor.reshape(-1))
+        if factor != 1.0:
+            part.mul_(factor)
+
+
+def unflatten(outputs: Sequence[Tensor], values: Tensor) -> None:
+    """Copy a flat buffer back into a bucket's tensors."""
+    for output, part in zip(outputs, values.split([o.numel() for o in outputs]), strict=True):
+        output.copy_(part.view_as(output))

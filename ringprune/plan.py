@@ -1,0 +1,200 @@
+"""Facts that are equal on every rank: the parameters, their buckets, and the hand-shake that checks it."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Literal
+
+import torch
+
+from ringprune.comm.communicator import Communicator
+from ringprune.errors import RankMismatchError
+
+__all__ = ["Bucket", "ParamSpec", "Plan", "build_plan", "gather_texts", "shake_hands"]
+
+Route = Literal["packed", "dense"]
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """One parameter that takes part in the exchange.
+
+    Attributes:
+        name: the user's name for it.
+        shape: its shape.
+        dtype: dtype of the parameter and of its gradient.
+        device: where it lives.
+        group: number of its param group in the wrapped optimizer.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    group: int
+
+    @property
+    def numel(self) -> int:
+        """Number of entries."""
+        return torch.Size(self.shape).numel()
+
+    def __str__(self) -> str:
+        kind = str(self.dtype).removeprefix("torch.")
+        return f"{self.name!r} {kind} {list(self.shape)} on {self.device.type} in param group {self.group}"
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Several tensors that are exchanged together, one after another in one flat range.
+
+    Attributes:
+        index: place in the order in which buckets are exchanged.
+        route: ``"packed"`` (values at an agreed index set) or ``"dense"`` (all entries).
+        members: positions in ``Plan.params``.
+        offsets: where each member starts in the flat range, and the end: ``len(members) + 1`` numbers.
+        dtype: dtype of the values on the wire.
+        device: where its tensors live.
+    """
+
+    index: int
+    route: Route
+    members: tuple[int, ...]
+    offsets: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def numel(self) -> int:
+        """Entries of all members."""
+        return self.offsets[-1]
+
+    @property
+    def numels(self) -> list[int]:
+        """Entries of each member."""
+        return [end - start for start, end in zip(self.offsets, self.offsets[1:], strict=False)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is exchanged, in which order.
+
+    Attributes:
+        params: every parameter that requires a gradient, in the optimizer's order.
+        buckets: in the order of exchange.
+        facts: one line per fact that must be the same on every rank, in the order in which they are compared.
+    """
+
+    params: tuple[ParamSpec, ...]
+    buckets: tuple[Bucket, ...]
+    facts: tuple[str, ...]
+
+    @property
+    def numel(self) -> int:
+        """Entries of all parameters."""
+        return sum(spec.numel for spec in self.params)
+
+    @property
+    def packed_numel(self) -> int:
+        """Entries of the parameters that travel packed."""
+        return sum(bucket.numel for bucket in self.buckets if bucket.route == "packed")
+
+
+def build_plan(params: Sequence[ParamSpec], packed: Sequence[bool], bucket_bytes: int, facts: Iterable[str]) -> Plan:
+    """Put parameters into buckets.
+
+    Packed buckets come first, in reverse order of the parameters, since backward makes the last layer's gradients
+    first. What travels dense comes after them: those are small tensors from all over the model, so that their buckets
+    are full only when backward is nearly done.
+
+    Args:
+        params: the parameters in the optimizer's order.
+        packed: for each parameter, whether it travels packed.
+        bucket_bytes: a bucket is closed when its float32 values would exceed this many bytes.
+        facts: what else must be equal on every rank, one line each.
+    """
+    reverse = range(len(params) - 1, -1, -1)
+    groups: list[tuple[Route, list[int]]] = []
+    for route in ("packed", "dense"):
+        chosen = [i for i in reverse if packed[i] == (route == "packed")]
+        groups += [(route, members) for members in _split(params, chosen, bucket_bytes)]
+    buckets = tuple(_bucket(index, route, members, params) for index, (route, members) in enumerate(groups))
+    lines = [*facts, f"{len(params)} parameters, buckets of at most {bucket_bytes} bytes"]
+    lines += [f"parameter {i} is {spec}" for i, spec in enumerate(params)]
+    lines += [f"bucket {bucket.index} is {bucket.route}: parameters {bucket.members}" for bucket in buckets]
+    return Plan(tuple(params), buckets, tuple(lines))
+
+
+def _split(params: Sequence[ParamSpec], chosen: Iterable[int], bucket_bytes: int) -> list[list[int]]:
+    """Cut ``chosen`` into runs of one dtype and device that stay below ``bucket_bytes``, keeping their order."""
+    done: list[list[int]] = []
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
+    for i in chosen:
+        key, size = (params[i].dtype, params[i].device), 4 * params[i].numel
+        members, used = filling.get(key, ([], 0))
+        if members and used + size > bucket_bytes:
+            members, used = [], 0
+        if not members:
+            done.append(members)
+        members.append(i)
+        filling[key] = (members, used + size)
+    return done
+
+
+def _bucket(index: int, route: Route, members: list[int], params: Sequence[ParamSpec]) -> Bucket:
+    first = params[members[0]]
+    offsets = tuple(accumulate((params[i].numel for i in members), initial=0))
+    wire = torch.float64 if first.dtype == torch.float64 else torch.float32
+    return Bucket(index, route, tuple(members), offsets, wire, first.device)
+
+
+def shake_hands(facts: Sequence[str], comm: Communicator, device: torch.device, failure: str | None = None) -> None:
+    """Check that all ranks built the same thing; all of them call this, at construction.
+
+    Costs one allgather of 33 bytes when all is well.
+
+    Args:
+        facts: this rank's facts, in the order in which they are compared.
+        comm: the communicator that will carry the exchange.
+        device: where messages live.
+        failure: what went wrong while this rank built its part, if anything did; the others then hear of it.
+
+    Raises:
+        RankMismatchError: on all ranks, naming the first difference and who has it.
+    """
+    digest = hashlib.sha256("\n".join(facts).encode()).digest() + bytes([failure is not None])
+    message = torch.tensor(list(digest), dtype=torch.uint8, device=device)
+    rows = comm.allgather(message, name="hand-shake").wait().reshape(comm.size, -1).cpu()
+    if bool((rows == rows[0]).all()) and not rows[0, -1]:
+        return
+    texts = gather_texts(failure if failure is not None else "\n".join(facts), comm, device, name="hand-shake facts")
+    failed = [rank for rank in range(comm.size) if rows[rank, -1]]
+    if failed:
+        raise RankMismatchError(
+            f"rank {failed[0]} could not build its optimizer ({len(failed)} of {comm.size} ranks): {texts[failed[0]]}"
+        )
+    raise RankMismatchError(_first_difference([text.split("\n") for text in texts]))
+
+
+def gather_texts(text: str, comm: Communicator, device: torch.device, *, name: str) -> list[str]:
+    """Every rank's text, in rank order; all ranks call this (two allgathers: lengths, then the texts)."""
+    data = text.encode()
+    length = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    sizes = [int(n) for n in comm.allgather(length, name=f"{name}, lengths").wait()]
+    message = torch.tensor(list(data), dtype=torch.uint8, device=device)
+    joined = bytes(comm.allgather(message, sizes=sizes, name=name).wait().cpu().tolist())
+    ends = list(accumulate(sizes, initial=0))
+    return [joined[a:b].decode() for a, b in zip(ends, ends[1:], strict=False)]
+
+
+def _first_difference(facts: list[list[str]]) -> str:
+    for line in range(max(len(lines) for lines in facts)):
+        seen = [lines[line] if line < len(lines) else "nothing" for lines in facts]
+        for rank, fact in enumerate(seen):
+            if fact != seen[0]:
+                same = [str(r) for r, other in enumerate(seen) if other == fact]
+                return (
+                    f"the ranks built different things; the first difference: {seen[0]!r} on rank 0, "
+                    f"{fact!r} on rank {', '.join(same)}. Build model, policy and seed alike on all ranks"
+                )
+    raise AssertionError("facts differ by digest and are equal by text")

@@ -1,0 +1,34 @@
+"""Policies: one paper, one small file."""
+
+import difflib
+from collections.abc import Callable
+
+from ringprune.errors import ArgumentTypeError, ConfigurationError
+from ringprune.policies.dense import Dense
+from ringprune.policies.iwp import IWP
+from ringprune.policies.policy import Policy
+
+__all__ = ["IWP", "POLICIES", "Dense", "Policy", "as_policy"]
+
+POLICIES: dict[str, Callable[[], Policy]] = {"dense": Dense, "iwp": IWP}
+"""Every policy by name, with its default settings."""
+
+
+def as_policy(policy: Policy | str) -> Policy:
+    """A policy from itself or from its name.
+
+    Raises:
+        ConfigurationError: no policy has that name.
+        ArgumentTypeError: it is neither a policy nor a name.
+    """
+    if isinstance(policy, Policy):
+        return policy
+    if not isinstance(policy, str):
+        raise ArgumentTypeError(
+            f"policy={policy!r}: a policy such as ringprune.IWP(density=0.01), or its name as a string"
+        )
+    if policy not in POLICIES:
+        near = difflib.get_close_matches(policy, POLICIES, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigurationError(f"policy={policy!r}: one of {', '.join(map(repr, POLICIES))}{hint}")
+    return POLICIES[policy]()

@@ -1,0 +1,32 @@
+"""Dense: every gradient is sent whole, as plain Horovod does; the reference for everything else."""
+
+from ringprune.agreement import Roots
+from ringprune.importance import Ratio
+from ringprune.policies.policy import Policy
+from ringprune.residual import Clipping
+from ringprune.routing import AllDense
+from ringprune.selection import Density
+
+__all__ = ["Dense"]
+
+
+def Dense() -> Policy:
+    """Send every gradient whole, in float32 (float64 for float64 parameters), and average.
+
+    Momentum stays with the wrapped optimizer. The parameters are those of ``hvd.DistributedOptimizer`` to the bit
+    wherever the communicator sums in the same order.
+
+    Returns:
+        The policy.
+    """
+    return Policy(
+        name="dense",
+        routing=AllDense(),
+        density=Density(1.0),
+        score=Ratio(),
+        roots=Roots(),
+        explore=0.0,
+        momentum_correction=False,
+        mask_velocity=False,
+        clipping=Clipping(),
+    )

@@ -1,0 +1,53 @@
+"""What a policy is: a frozen record of choices, one for each stage of an exchange."""
+
+from dataclasses import dataclass
+
+from ringprune.agreement import Roots
+from ringprune.comm.communicator import Ability
+from ringprune.errors import ConfigurationError
+from ringprune.importance import Ratio
+from ringprune.residual import Clipping
+from ringprune.routing import Routing
+from ringprune.selection import Density
+
+__all__ = ["Policy"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A method of exchanging gradients. It holds no tensor; state lives in the exchange.
+
+    Make one with its function (:func:`ringprune.IWP`, :func:`ringprune.Dense`) and change a slot with
+    :func:`dataclasses.replace`.
+
+    Attributes:
+        name: what tables and messages call it.
+        routing: which tensors travel packed.
+        density: the share of entries sent, over time.
+        score: how important an entry is.
+        roots: who proposes indices.
+        explore: share of the budget that is drawn with the shared seed instead, 0 to 1.
+        momentum_correction: take the momentum of ``torch.optim.SGD`` over, so that what is kept back arrives as if it
+            had been sent in time.
+        mask_velocity: clear the velocity where a value was sent.
+        clipping: local gradient clipping.
+    """
+
+    name: str
+    routing: Routing
+    density: Density
+    score: Ratio
+    roots: Roots
+    explore: float
+    momentum_correction: bool
+    mask_velocity: bool
+    clipping: Clipping
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.explore <= 1:
+            raise ConfigurationError(f"explore={self.explore!r}: a share of the budget, 0 to 1")
+
+    @property
+    def needs(self) -> frozenset[Ability]:
+        """What this policy asks of a communicator."""
+        return frozenset({"broadcast", "allreduce", "allgather"})

@@ -1,0 +1,119 @@
+"""Stage 1: what a rank has not sent yet, and the momentum that goes into it.
+
+Error feedback keeps what selection leaves out: ``residual += gradient``. With momentum correction (Deep Gradient
+Compression, arXiv 1712.01887, eq. 7) it is the velocity that is accumulated: ``velocity = m * velocity + gradient``,
+``residual += velocity``, with Nesterov ``residual += gradient + m * velocity``.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ringprune import ops
+from ringprune.errors import ConfigurationError
+
+__all__ = ["Clipping", "Correction", "Residual"]
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """Local gradient clipping before accumulation (DGC, eq. 8): the bound is divided by sqrt(ranks).
+
+    Args:
+        norm: bound of the norm over all of a rank's gradients; needs all of them, so exchanges begin after backward.
+        norm_per_tensor: bound of the norm of each tensor's gradient; keeps the overlap with backward.
+    """
+
+    norm: float | None = None
+    norm_per_tensor: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, bound in (("clip_norm", self.norm), ("clip_norm_per_tensor", self.norm_per_tensor)):
+            if bound is not None and not 0 < bound < math.inf:
+                raise ConfigurationError(f"{name}={bound!r}: a positive finite number, or None for no clipping")
+
+    def factors(self, grads: Sequence[Tensor], scale: float, ranks: int) -> list[float]:
+        """What each of ``grads`` is multiplied by: ``scale`` (1 / loss scale) and the clipping.
+
+        ``grads`` are all of the rank's gradients where ``norm`` is used, otherwise any of them.
+        """
+        factors = [scale] * len(grads)
+        if self.norm is None and self.norm_per_tensor is None:
+            return factors
+        squares = ops.square_sum(grads).tolist()
+        if self.norm_per_tensor is not None:
+            bound = self.norm_per_tensor / math.sqrt(ranks)
+            factors = [f * _shrink(bound, f * math.sqrt(s)) for f, s in zip(factors, squares, strict=True)]
+        if self.norm is not None:
+            norm = math.sqrt(sum(f * f * s for f, s in zip(factors, squares, strict=True)))
+            shrink = _shrink(self.norm / math.sqrt(ranks), norm)
+            factors = [f * shrink for f in factors]
+        return factors
+
+
+def _shrink(bound: float, norm: float) -> float:
+    """The factor that brings ``norm`` down to ``bound``; 1 where it is within, and where it is not finite."""
+    return bound / norm if bound < norm < math.inf else 1.0
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How the gradients of one step enter the residual; one entry per tensor of a bucket.
+
+    Attributes:
+        factors: what the gradient is multiplied by first: 1 / loss scale, clipping.
+        momentum: momentum of the tensor's param group, read only where there is a velocity.
+        nesterov: whether the group uses Nesterov momentum.
+    """
+
+    factors: list[float]
+    momentum: list[float]
+    nesterov: list[bool]
+
+
+class Residual:
+    """Residual and velocity of one packed bucket, flat, float32.
+
+    A step is written beside the state it starts from and takes effect at :meth:`commit`; until then :meth:`rollback`
+    gives back the old state to the bit, whatever was accumulated and taken. That costs a second copy of the state;
+    ``spare=False`` saves it for callers who know before :meth:`accumulate` that the step will be made.
+
+    Args:
+        numel: entries of the bucket.
+        velocity: keep a velocity (momentum correction) besides the residual.
+        spare: keep the second copy.
+        device: where the bucket's tensors live.
+    """
+
+    def __init__(self, numel: int, *, velocity: bool, spare: bool, device: torch.device) -> None:
+        self.residual = torch.zeros(numel, device=device)
+        self.velocity = torch.zeros(numel, device=device) if velocity else None
+        self._spare = spare
+        self.next_residual = torch.empty_like(self.residual) if spare else self.residual
+        self.next_velocity = torch.empty_like(self.velocity) if spare and self.velocity is not None else self.velocity
+
+    def accumulate(self, grads: Sequence[Tensor], correction: Correction) -> None:
+        """[1] Add the corrected gradients to the residual; ``grads`` are contiguous, in the bucket's order."""
+        ops.accumulate(
+            grads,
+            self.residual,
+            self.velocity,
+            residual_out=self.next_residual,
+            velocity_out=self.next_velocity,
+            factors=correction.factors,
+            momentum=correction.momentum,
+            nesterov=correction.nesterov,
+        )
+
+    def commit(self) -> None:
+        """The step was made: what accumulate and pack wrote is the state now."""
+        self.residual, self.next_residual = self.next_residual, self.residual
+        self.velocity, self.next_velocity = self.next_velocity, self.velocity
+
+    def rollback(self) -> None:
+        """The step is not made: the state is what it was before :meth:`accumulate`."""
+        if not self._spare:
+            raise AssertionError("a residual without a spare copy cannot be rolled back")

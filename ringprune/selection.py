@@ -1,0 +1,110 @@
+"""Stage 3: how many entries are sent at a step, and which of them this rank would choose."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ringprune import counter_rng, ops
+from ringprune.errors import ConfigurationError
+
+__all__ = ["Density", "Warmup", "budgets", "explore", "select", "shares"]
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """Start dense and thin out: the density falls geometrically from ``start`` over ``steps`` steps.
+
+    A geometric ramp is that of Deep Gradient Compression (arXiv 1712.01887, section 3.3), taken per step instead of per
+    epoch.
+
+    Args:
+        steps: length of the ramp in optimizer steps; 0 is none.
+        start: density of the first step.
+    """
+
+    steps: int
+    start: float = 1.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
+            raise ConfigurationError(f"Warmup(steps={self.steps!r}): a whole number of at least 0")
+        if not 0 < self.start <= 1:
+            raise ConfigurationError(f"Warmup(start={self.start!r}): a density, above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class Density:
+    """The share of a packed tensor's entries sent per exchange, all roots together.
+
+    Args:
+        target: the density after warm-up, above 0 and at most 1.
+        warmup: the way there.
+    """
+
+    target: float
+    warmup: Warmup = Warmup(steps=0)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.target, bool) or not 0 < self.target <= 1:
+            raise ConfigurationError(f"density={self.target!r}: a share of the entries, above 0 and at most 1")
+        if self.warmup.steps and self.warmup.start < self.target:
+            raise ConfigurationError(
+                f"Warmup(start={self.warmup.start!r}) is below density={self.target!r}: warm-up goes from dense to sparse"
+            )
+
+    def at(self, step: int) -> float:
+        """The density of optimizer step ``step``, counted from 0."""
+        if self.steady(step):
+            return self.target
+        progress = step / self.warmup.steps
+        return float(self.warmup.start * (self.target / self.warmup.start) ** progress)
+
+    def steady(self, step: int) -> bool:
+        """Whether warm-up is over at ``step``."""
+        return step >= self.warmup.steps
+
+
+def budgets(numels: Sequence[int], density: float) -> list[int]:
+    """Entries to send of each tensor: ``max(1, round(density * numel))``; none of an empty one."""
+    return [min(numel, max(1, round(density * numel))) for numel in numels]
+
+
+def shares(budget: Sequence[int], explore: float, roots: int) -> tuple[list[int], list[int]]:
+    """Divide each tensor's budget: entries drawn with the shared seed, and entries each root proposes.
+
+    The roots together propose at least what exploration leaves of the budget: ``ceil(rest / roots)`` each.
+    """
+    drawn = [round(explore * k) for k in budget]
+    proposed = [-(-(k - e) // roots) for k, e in zip(budget, drawn, strict=True)]
+    return drawn, proposed
+
+
+def select(scores: Tensor, offsets: Sequence[int], counts: Sequence[int]) -> Tensor:
+    """[3] The exact top ``counts[i]`` of each tensor of a bucket, ties to the lowest index.
+
+    Returns:
+        int64 positions in the bucket, ascending.
+    """
+    return ops.select(scores, offsets, counts)
+
+
+def explore(drawn: Sequence[int], offsets: Sequence[int], *key: int) -> Tensor:
+    """Positions drawn with the shared seed: the same on every rank, so that they cost no index bytes.
+
+    Args:
+        drawn: how many of each tensor of a bucket.
+        offsets: the bucket's offsets.
+        key: seed, step and bucket.
+
+    Returns:
+        int64 positions in the bucket, ascending, on the CPU.
+    """
+    picks = [
+        counter_rng.stratified(count, end - start, *key, member) + start
+        for member, (count, start, end) in enumerate(zip(drawn, offsets, offsets[1:], strict=False))
+        if count
+    ]
+    return torch.from_numpy(np.concatenate(picks)) if picks else torch.empty(0, dtype=torch.int64)

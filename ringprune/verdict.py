@@ -1,0 +1,91 @@
+"""Whether a step is made: each rank notes what it saw, all ranks decide alike.
+
+Costs one allreduce of 12 bytes per step; only when something is wrong are the details gathered.
+"""
+
+import logging
+from typing import Literal
+
+import torch
+
+from ringprune.comm.communicator import Communicator, Handle
+from ringprune.errors import ConfigurationError, NonFiniteGradientError, UsageError
+from ringprune.metrics import Metrics
+from ringprune.plan import gather_texts
+
+__all__ = ["NonFinite", "Verdict"]
+
+NonFinite = Literal["raise", "skip"]
+
+_log = logging.getLogger("ringprune")
+
+
+class Verdict:
+    """Collects one step's findings on this rank and settles it with the others.
+
+    Args:
+        comm: the communicator.
+        metrics: counts the bytes as headers.
+        device: where messages live.
+        nonfinite: what to do when a gradient holds NaN or infinity: raise, or skip the step; on all ranks.
+    """
+
+    def __init__(self, comm: Communicator, metrics: Metrics, device: torch.device, nonfinite: str) -> None:
+        if nonfinite not in ("raise", "skip"):
+            raise ConfigurationError(f'nonfinite={nonfinite!r}: "raise" or "skip"')
+        self._comm, self._metrics, self._device = comm, metrics, device
+        self._raise = nonfinite == "raise"
+        self._handle: Handle | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the findings; a new step begins."""
+        self.saw_gradient = False
+        self._nonfinite: list[str] = []
+        self._fault: str | None = None
+
+    def note_nonfinite(self, finding: str) -> None:
+        """A gradient of this rank holds NaN or infinity."""
+        self._nonfinite.append(finding)
+
+    def note_fault(self, finding: str) -> None:
+        """The caller of this rank did something that cannot work; the first is kept."""
+        self._fault = self._fault or finding
+
+    def start(self) -> None:
+        """Send this rank's findings."""
+        counts = [bool(self._nonfinite), self._fault is not None, self.saw_gradient]
+        with self._metrics.sending("headers"):
+            message = torch.tensor(counts, dtype=torch.int32, device=self._device)
+            self._handle = self._comm.allreduce(message, name="verdict")
+
+    def wait(self) -> bool:
+        """Whether the step can be made: no rank found anything. The same on every rank."""
+        assert self._handle is not None, "wait() before start()"
+        self._nonfinite_ranks, self._faulty_ranks, self._ranks_with_gradient = self._handle.wait().tolist()
+        self._handle = None
+        return not self._nonfinite_ranks and not self._faulty_ranks and bool(self._ranks_with_gradient)
+
+    def raise_or_skip(self) -> None:
+        """After a refusal, once nothing is under way: raise on all ranks together, or return where it is a skip.
+
+        Raises:
+            UsageError: a rank called things in the wrong order.
+            NonFiniteGradientError: a gradient holds NaN or infinity and ``nonfinite="raise"``.
+        """
+        if self._faulty_ranks:
+            raise UsageError(self._gather(self._fault))
+        if not self._ranks_with_gradient:
+            raise UsageError("step() before backward(): no parameter has received a gradient since the last step")
+        if self._raise:
+            raise NonFiniteGradientError(
+                f"{self._gather('; '.join(self._nonfinite))}. The step was not made and nothing of it was kept; pass "
+                'nonfinite="skip" to skip such steps, or scaler= with a GradScaler'
+            )
+        if self._nonfinite:
+            _log.warning("rank %d: step skipped on all ranks: %s", self._comm.rank, "; ".join(self._nonfinite))
+
+    def _gather(self, finding: str | None) -> str:
+        with self._metrics.sending("headers"):
+            texts = gather_texts(finding or "", self._comm, self._device, name="verdict details")
+        return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text)
