@@ -60,6 +60,12 @@ class Call:
         """Elements in one row."""
         return torch.Size(self.row).numel()
 
+    @property
+    def largest_count(self) -> int:
+        """Elements in the longest buffer of this call."""
+        rows = max(sum(self.sizes or ()), sum(self.splits or ()), sum(self.received or ()))
+        return rows * self.row_numel if self.by_rows else torch.Size(self.shape).numel()
+
     def new_result(self, tensor: Tensor) -> Tensor:
         """An uninitialised tensor for what an allgather or alltoall of ``tensor`` returns."""
         rows = self.sizes if self.op == "allgather" else self.received

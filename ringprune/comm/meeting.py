@@ -63,7 +63,7 @@ class Group:
             meeting.tensors[rank] = tensor
             if problem := _mismatch(meeting, call):
                 self._fail(CollectiveMismatchError, problem)
-            elif len(meeting.calls) == self.size:
+            elif len(meeting.calls) == self.size and self._failure is None:
                 self._close(meeting)
             return meeting
 
@@ -153,7 +153,7 @@ def _mismatch(meeting: Meeting, newest: Call) -> str | None:
     if newest.agreed == next(iter(meeting.calls.values())).agreed:
         return None
     callers: dict[str, list[int]] = {}
-    for rank, call in meeting.calls.items():
+    for rank, call in sorted(meeting.calls.items()):
         callers.setdefault(str(call), []).append(rank)
     calls = "; ".join(f"{listed(ranks)} called {call}" for call, ranks in callers.items())
     return f"the ranks' calls number {meeting.number} differ: {calls}"

@@ -1,0 +1,96 @@
+"""Collectives over Horovod, which runs them in a background thread over MPI, Gloo or NCCL.
+
+The one file that imports Horovod.
+"""
+
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+from horovod.common.exceptions import HorovodInternalError
+from torch import Tensor
+
+from ringprune.comm.call import Call
+from ringprune.comm.checked import CheckedCommunicator
+from ringprune.comm.communicator import Ability, Handle
+from ringprune.comm.waiting import Waiter
+from ringprune.errors import CollectiveMismatchError, ConfigurationError, UsageError
+
+__all__ = ["HorovodCommunicator"]
+
+EAGER_SECONDS = 0.0  # the background thread needs the core more than we do
+
+SUMMED = (torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
+MOVED = (torch.uint8, torch.int8, torch.int16, *SUMMED)
+
+
+class HorovodCommunicator(CheckedCommunicator):
+    """The ranks of Horovod, or of one of its process sets; tensors wherever this build of Horovod takes them.
+
+    Horovod matches collectives by name, and has no point-to-point messages: no ``shift``.
+
+    Args:
+        process_set: a ``horovod.torch.ProcessSet`` that has been added and holds this rank; None is all ranks.
+        timeout: seconds that a rank may wait in one collective; None is no limit.
+    """
+
+    kind = "horovod"
+    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall"})
+
+    def __init__(self, process_set: Any = None, timeout: float | None = None) -> None:
+        if not hvd.is_initialized():
+            raise UsageError('connect("horovod"): Horovod is not initialised; call hvd.init() first')
+        self._process_set = hvd.global_process_set if process_set is None else process_set
+        _check_process_set(self._process_set)
+        super().__init__(self._process_set.rank(), self._process_set.size())
+        self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (HorovodInternalError, ValueError))
+
+    def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
+        try:
+            number = self._enqueue(call, tensor)
+        except self._waiter.library_errors as error:
+            raise self._waiter.failed(call, error) from error
+        return self._waiter.handle(
+            call, done=lambda: bool(hvd.poll(number)), result=lambda: _result(call, number, into), kept=tensor
+        )
+
+    def _enqueue(self, call: Call, tensor: Tensor) -> int:
+        """Hand the collective to the background thread; returns Horovod's number for it."""
+        options = {"name": f"ringprune.{call.name}", "process_set": self._process_set}
+        if call.op == "broadcast":
+            root = self._process_set.ranks[call.root]  # Horovod's broadcast wants the global rank
+            return int(hvd.broadcast_async_(tensor, root, **options))
+        if call.op == "allreduce":
+            return int(hvd.allreduce_async_(tensor, op=hvd.Sum, **options))
+        if call.op == "allgather":
+            return int(hvd.allgather_async(tensor, **options))
+        return int(hvd.alltoall_async(tensor, splits=torch.tensor(call.splits, dtype=torch.int32), **options))
+
+    def _check_support(self, call: Call, tensor: Tensor) -> None:
+        known = SUMMED if call.op == "allreduce" else MOVED
+        if call.dtype not in known:
+            instead = "convert it" if call.op == "allreduce" else "send tensor.view() of an integer dtype of its width"
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in known)
+            raise ConfigurationError(f"{call}: Horovod's {call.op} does not take this dtype, only {names}; {instead}")
+
+
+def _check_process_set(process_set: Any) -> None:
+    if process_set.process_set_id is None:
+        raise ConfigurationError(f'connect("horovod"): {process_set} is not known to Horovod: hvd.add_process_set() it')
+    if not process_set.included():
+        raise ConfigurationError(f'connect("horovod"): rank {hvd.rank()} is not part of {process_set}')
+
+
+def _result(call: Call, number: int, into: Tensor) -> Tensor:
+    """What Horovod has made; it allocates the results of allgather and alltoall itself."""
+    output = hvd.synchronize(number)
+    if not call.by_rows:
+        return into
+    result, received = output if call.op == "alltoall" else (output, None)
+    if result.shape != into.shape or (received is not None and tuple(received.tolist()) != call.received):
+        raise CollectiveMismatchError(
+            f"{call}: expected rows {list(call.sizes or call.received or ())} from the ranks, "
+            f"got {result.shape[0] if received is None else received.tolist()}"
+        )
+    assert isinstance(result, Tensor)
+    return result

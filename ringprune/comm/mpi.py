@@ -1,0 +1,143 @@
+"""Collectives over MPI, on a duplicate of a communicator, with MPI's own non-blocking calls.
+
+The one file that imports mpi4py. The import starts MPI unless something else has.
+"""
+
+import atexit
+import sys
+from collections.abc import Callable
+from itertools import accumulate
+
+import torch
+from mpi4py import MPI
+from torch import Tensor
+
+from ringprune.comm.call import Call
+from ringprune.comm.checked import CheckedCommunicator
+from ringprune.comm.communicator import Ability, Handle
+from ringprune.comm.waiting import FinishedHandle, Waiter
+from ringprune.errors import ConfigurationError
+
+__all__ = ["MpiCommunicator"]
+
+LARGEST_COUNT = 2**31 - 1  # elements: MPI counts in C ints
+EAGER_SECONDS = 5e-3  # MPI makes progress while it is asked; its own wait never pauses
+
+SUMMED = {
+    torch.float32: MPI.FLOAT,
+    torch.float64: MPI.DOUBLE,
+    torch.int8: MPI.INT8_T,
+    torch.int16: MPI.INT16_T,
+    torch.int32: MPI.INT32_T,
+    torch.int64: MPI.INT64_T,
+    torch.uint8: MPI.UINT8_T,
+}
+# What is only moved travels as integers of its width, so every dtype can be.
+MOVED = {1: MPI.BYTE, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T, 16: MPI.C_DOUBLE_COMPLEX}
+
+
+class MpiCommunicator(CheckedCommunicator):
+    """All ranks of an MPI communicator; tensors in CPU memory.
+
+    Args:
+        communicator: an ``mpi4py.MPI.Comm`` to duplicate; None is ``COMM_WORLD``. Making the duplicate is collective.
+        timeout: seconds that a rank may wait in one collective; None is no limit.
+    """
+
+    kind = "mpi"
+    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall", "shift"})
+
+    def __init__(self, communicator: MPI.Comm | None = None, timeout: float | None = None) -> None:
+        original = MPI.COMM_WORLD if communicator is None else communicator
+        if original == MPI.COMM_NULL:
+            raise ConfigurationError('connect("mpi"): this rank is not part of the communicator given')
+        # On a duplicate our messages cannot meet those of the script or of another library.
+        self._mpi = original.Dup()
+        self._mpi.Set_errhandler(MPI.ERRORS_RETURN)
+        super().__init__(self._mpi.Get_rank(), self._mpi.Get_size())
+        self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (MPI.Exception,))
+        _abort_after_uncaught_errors()
+
+    def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
+        starters: dict[Ability, Callable[[Call, Tensor, Tensor], list[MPI.Request]]] = {
+            "broadcast": self._broadcast,
+            "allreduce": self._allreduce,
+            "allgather": self._allgather,
+            "alltoall": self._alltoall,
+            "shift": self._shift,
+        }
+        if self.size == 1:
+            if into is not tensor:
+                into.copy_(tensor.detach())
+            return FinishedHandle(into)
+        try:
+            requests = starters[call.op](call, tensor, into)
+        except MPI.Exception as error:
+            raise self._waiter.failed(call, error) from error
+        return self._waiter.handle(
+            call, done=lambda: bool(MPI.Request.Testall(requests)), result=lambda: into, kept=tensor
+        )
+
+    def _broadcast(self, call: Call, tensor: Tensor, into: Tensor) -> list[MPI.Request]:
+        return [self._mpi.Ibcast(_moved(tensor), root=call.root or 0)]
+
+    def _allreduce(self, call: Call, tensor: Tensor, into: Tensor) -> list[MPI.Request]:
+        return [self._mpi.Iallreduce(MPI.IN_PLACE, [_memory(into), into.numel(), SUMMED[into.dtype]], op=MPI.SUM)]
+
+    def _allgather(self, call: Call, tensor: Tensor, into: Tensor) -> list[MPI.Request]:
+        return [self._mpi.Iallgatherv(_moved(tensor), _pieces(into, call.sizes, call))]
+
+    def _alltoall(self, call: Call, tensor: Tensor, into: Tensor) -> list[MPI.Request]:
+        return [self._mpi.Ialltoallv(_pieces(tensor, call.splits, call), _pieces(into, call.received, call))]
+
+    def _shift(self, call: Call, tensor: Tensor, into: Tensor) -> list[MPI.Request]:
+        received = self._mpi.Irecv(_moved(into), source=(self.rank - 1) % self.size)
+        return [received, self._mpi.Isend(_moved(tensor), dest=(self.rank + 1) % self.size)]
+
+    def _check_support(self, call: Call, tensor: Tensor) -> None:
+        if tensor.device.type != "cpu":
+            raise ConfigurationError(
+                f"{call}: the tensor is on {tensor.device}; the mpi communicator sends CPU memory: copy it to the CPU, "
+                "or use Horovod"
+            )
+        if call.op == "allreduce" and call.dtype not in SUMMED:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUMMED)
+            raise ConfigurationError(f"{call}: MPI cannot sum this dtype; convert it to one of {known}")
+        if call.largest_count > LARGEST_COUNT:
+            raise ConfigurationError(
+                f"{call}: {call.largest_count} elements; MPI takes at most {LARGEST_COUNT} in one call: split it"
+            )
+
+    def _release(self) -> None:
+        self._mpi.Free()
+
+
+def _memory(tensor: Tensor) -> MPI.buffer:
+    return MPI.buffer.fromaddress(tensor.data_ptr(), tensor.nbytes)
+
+
+def _moved(tensor: Tensor) -> tuple[MPI.buffer, int, MPI.Datatype]:
+    return _memory(tensor), tensor.numel(), MOVED[tensor.element_size()]
+
+
+def _pieces(
+    tensor: Tensor, rows: tuple[int, ...] | None, call: Call
+) -> tuple[MPI.buffer, list[int], list[int], MPI.Datatype]:
+    counts = [n * call.row_numel for n in rows or ()]
+    return _memory(tensor), counts, [0, *accumulate(counts[:-1])], MOVED[tensor.element_size()]
+
+
+def _abort_after_uncaught_errors() -> None:
+    """End the whole job when this rank ends with an uncaught exception.
+
+    MPI waits for all ranks when it is shut down: without this, a rank that raised would wait there for ranks that wait
+    in a collective for it.
+    """
+    atexit.unregister(_abort_if_failed)
+    atexit.register(_abort_if_failed)
+
+
+def _abort_if_failed() -> None:
+    if getattr(sys, "last_value", None) is not None and MPI.COMM_WORLD.Get_size() > 1 and not MPI.Is_finalized():
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)

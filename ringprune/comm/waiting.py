@@ -1,0 +1,158 @@
+"""Waiting for a collective by asking whether it is done, so that signals are handled and a time limit holds.
+
+A library's own blocking wait keeps Python's signal handlers from running and cannot be given up. Here the process asks,
+pauses and asks again; it knows what it waits for, and says so if it is told to stop (mpirun and horovodrun end the
+surviving ranks with SIGTERM when one has died).
+"""
+
+import itertools
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from torch import Tensor
+
+from ringprune.comm.call import Call
+from ringprune.errors import CommunicatorError
+
+__all__ = ["FinishedHandle", "Waiter"]
+
+SHORTEST_PAUSE = 50e-6
+LONGEST_PAUSE = 1e-3
+PAUSE_GROWTH = 1.3
+
+_waits: dict[int, tuple[int, Call]] = {}  # what the threads of this process wait for now: rank and call
+_wait_numbers = itertools.count()
+_handler_considered = False
+os.register_at_fork(after_in_child=_waits.clear)  # a forked child waits for nothing
+
+
+class FinishedHandle:
+    """A collective that needed no waiting, for example with one rank."""
+
+    def __init__(self, result: Tensor) -> None:
+        self._result = result
+
+    def wait(self) -> Tensor:
+        """Return the result."""
+        return self._result
+
+
+class Waiter:
+    """How one communicator waits.
+
+    Args:
+        rank: number of this rank, for messages.
+        timeout: seconds after which a wait is given up with a CommunicatorError; None is never.
+        eager: seconds of asking without a pause, before the pauses begin: for libraries that only make progress
+            when they are asked.
+        library_errors: the exceptions of the library that become a CommunicatorError.
+    """
+
+    def __init__(
+        self, rank: int, timeout: float | None, eager: float, library_errors: tuple[type[Exception], ...]
+    ) -> None:
+        self.rank = rank
+        self.timeout = timeout
+        self.eager = eager
+        self.library_errors = library_errors
+        # Until a collective is done the library may write to its tensors, even if nobody holds the handle any more.
+        self._under_way: set[_PolledHandle] = set()
+
+    def handle(
+        self, call: Call, *, done: Callable[[], bool], result: Callable[[], Tensor], kept: Tensor
+    ) -> "_PolledHandle":
+        """A handle for a collective that is over when ``done()``, and then gives ``result()``.
+
+        ``kept`` is a tensor that the library reads or writes until then.
+        """
+        handle = _PolledHandle(self, call, done, result, kept)
+        self._under_way.add(handle)
+        return handle
+
+    def failed(self, call: Call, error: Exception) -> CommunicatorError:
+        """What to raise for the library's ``error``."""
+        return CommunicatorError(f"{call} failed on rank {self.rank}: {error}")
+
+    def finish(self, handle: "_PolledHandle") -> Tensor:
+        """Wait for the handle's collective and return its result."""
+        call = handle.call
+        try:
+            if not handle.done():
+                self._wait(call, handle.done)
+            result = handle.result()
+        except CommunicatorError:
+            raise
+        except self.library_errors as error:
+            raise self.failed(call, error) from error
+        self._under_way.discard(handle)
+        return result
+
+    def _wait(self, call: Call, done: Callable[[], bool]) -> None:
+        number = next(_wait_numbers)
+        _waits[number] = self.rank, call
+        try:
+            _consider_handler()
+            self._poll(call, done)
+        finally:
+            del _waits[number]
+
+    def _poll(self, call: Call, done: Callable[[], bool]) -> None:
+        start = time.monotonic()
+        pause = 0.0  # a pause of 0 still lets other threads and processes run
+        while not done():
+            waited = time.monotonic() - start
+            if self.timeout is not None and waited > self.timeout:
+                raise CommunicatorError(
+                    f"{call} was not done after {self.timeout} s on rank {self.rank}: "
+                    "another rank is gone, slow, or in a different collective"
+                )
+            if waited > self.eager:
+                pause = min(max(pause * PAUSE_GROWTH, SHORTEST_PAUSE), LONGEST_PAUSE)
+            time.sleep(pause)
+
+
+class _PolledHandle:
+    """A collective under way in a library."""
+
+    def __init__(
+        self, waiter: Waiter, call: Call, done: Callable[[], bool], result: Callable[[], Tensor], kept: Tensor
+    ) -> None:
+        self.call = call
+        self.done = done
+        self.result = result
+        self.kept = kept
+        self._waiter = waiter
+        self._outcome: Tensor | CommunicatorError | None = None
+
+    def wait(self) -> Tensor:
+        """Block until the collective is done and return its result; again, the same result or error."""
+        if self._outcome is None:
+            try:
+                self._outcome = self._waiter.finish(self)
+            except CommunicatorError as error:
+                self._outcome = error
+        if isinstance(self._outcome, CommunicatorError):
+            raise self._outcome
+        return self._outcome
+
+
+def _consider_handler() -> None:
+    """Take SIGTERM if nobody else has; only the main thread may, and once is enough."""
+    global _handler_considered
+    if _handler_considered or threading.current_thread() is not threading.main_thread():
+        return
+    _handler_considered = True
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _tell_and_stop)
+
+
+def _tell_and_stop(signum: int, frame: FrameType | None) -> None:
+    for rank, call in list(_waits.values()):
+        # os.write: sys.stderr may be in the middle of a line when the signal comes.
+        os.write(2, f"ringprune: rank {rank} stopped while waiting for {call}\n".encode())
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
