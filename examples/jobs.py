@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,19 +53,20 @@ class Job:
                 env=environment(),
                 start_new_session=True,
             )
-            watch = threading.Timer(self.time_limit, _end, [process])
+            late = threading.Event()
+            watch = threading.Timer(self.time_limit, lambda: (late.set(), _end(process)))
             watch.start()
             try:
                 for line in process.stdout or ():
                     log.write(line)
                     if found := STEP.search(line):
                         progress(int(found[1]), int(found[2]))
+                process.wait()
             finally:
-                in_time = watch.is_alive()
                 watch.cancel()
                 _end(process)
         if process.returncode != 0:
-            raise JobFailed(self._failure(f"exit status {process.returncode}" if in_time else "took too long"))
+            raise JobFailed(self._failure("took too long" if late.is_set() else f"exit status {process.returncode}"))
 
     def _failure(self, reason: str) -> str:
         tail = "".join(f"    {line}\n" for line in self.log.read_text().splitlines()[-25:])
@@ -77,14 +79,12 @@ class Job:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Wait for a job that is over, end one that is not: first politely, so that mpirun ends its ranks."""
+    """End a job that is still going: first politely, so that mpirun ends its ranks."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            process.wait(timeout=5)
-            return
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, sign)
-    process.wait()
+        if process.poll() is None:
+            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, sign)
+                process.wait(timeout=5)
 
 
 def horovodrun(ranks: int, script: Path, *options: str) -> list[str]:

@@ -41,7 +41,8 @@ class Journal:
     ) -> None:
         self.task, self.metric, self.args, self.steps = task, metric, args, steps
         self.optimizer, self.model = optimizer, model
-        self.done = 0
+        self.done = self.resumed_at = 0
+        self.bytes_before = 0.0
         self.seconds = 0.0
         self.timed_steps = 0
         self.value = float("nan")
@@ -73,8 +74,7 @@ class Journal:
     def validated(self, value: float) -> None:
         """Take note of the metric, the same number on every rank."""
         self.value = value
-        for key, number in (("steps", self.done), ("bytes", self._stats()["bytes_sent"]), ("value", value)):
-            self.validation[key].append(number)
+        _append(self.validation, steps=self.done, bytes=self._bytes(), value=value)
 
     def go_on(self) -> None:
         """Start the clock again after something that is not training."""
@@ -105,23 +105,26 @@ class Journal:
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        self._losses = [torch.stack(self._losses)] if self._losses else []
-        return {key: vars(self)[key] for key in self._kept}
+        return {key: vars(self)[key] for key in self._kept} | {"bytes_before": self._bytes()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the journal of an earlier run."""
+        """Continue the journal of an earlier run; the stats count from here on, the curves continue."""
         vars(self).update(state)
+        self.resumed_at = self.done
 
     _kept = ("done", "seconds", "timed_steps", "value", "curve", "validation", "_losses")
 
     def _stats(self) -> dict[str, Any]:
-        return stats_of(self.optimizer, self.model, self.args.policy, hvd.size(), self.done)
+        return stats_of(self.optimizer, self.model, self.args.policy, hvd.size(), self.done - self.resumed_at)
+
+    def _bytes(self) -> float:
+        sent: float = self._stats()["bytes_sent"]
+        return self.bytes_before + sent
 
     def _point(self) -> None:
-        loss = torch.cat([losses.flatten() for losses in self._losses]).mean().item()
+        loss = torch.stack(self._losses).mean().item()
         self._losses.clear()
-        for key, number in (("steps", self.done), ("bytes", self._stats()["bytes_sent"]), ("loss", loss)):
-            self.curve[key].append(number)
+        _append(self.curve, steps=self.done, bytes=self._bytes(), loss=loss)
 
     def _show(self) -> None:
         """On a terminal a bar; elsewhere, as under mpirun, a line for every twentieth of the way."""
@@ -140,7 +143,7 @@ class Journal:
         if self._bar is not None:
             self._bar.close()
         stats = record["stats"]
-        sent = stats["bytes_sent"] / max(1, self.done) / 1e3
+        sent = stats["bytes_sent"] / max(1, stats["steps"]) / 1e3
         print(
             f"{self.task}, {self.args.policy} on {hvd.size()} ranks: {self.metric} {self.value:.4f}, "
             f"{record['steps_per_second']:.1f} steps/s, {sent:,.1f} kB per rank and step, "
@@ -150,6 +153,11 @@ class Journal:
         if self.args.log_file:
             self.args.log_file.parent.mkdir(parents=True, exist_ok=True)
             self.args.log_file.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _append(curve: dict[str, list[float]], **point: float) -> None:
+    for key, number in point.items():
+        curve[key].append(number)
 
 
 def _mean_of_lists(lists: list[list[float]]) -> list[float]:

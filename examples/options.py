@@ -26,8 +26,18 @@ If a job does not start at all, ask: ringprune doctor
 """
 
 
-def options(script: str, about: str, **defaults: object) -> argparse.ArgumentParser:
-    """The parser of one script; ``defaults`` are its own, for example ``epochs=30, lr=0.1``."""
+def options(
+    script: str, about: str, *, epochs: int | None = None, steps: int | None = None, **defaults: object
+) -> argparse.ArgumentParser:
+    """The parser of one script.
+
+    Args:
+        script: its name.
+        about: what it does.
+        epochs: how long to train if the user does not say.
+        steps: the same in steps.
+        defaults: its other defaults, for example ``lr=0.1``.
+    """
     parser = argparse.ArgumentParser(
         description=about, epilog=EPILOG.format(script=script), formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -62,8 +72,8 @@ def options(script: str, about: str, **defaults: object) -> argparse.ArgumentPar
 
     training = parser.add_argument_group("training")
     length = training.add_mutually_exclusive_group()
-    length.add_argument("--epochs", type=int, help="passes over the training data (%(default)s)")
-    length.add_argument("--steps", type=int, help="steps instead of epochs (%(default)s)")
+    length.add_argument("--epochs", type=int, help=f"passes over the training data ({epochs or 'see --steps'})")
+    length.add_argument("--steps", type=int, help=f"steps instead of epochs ({steps or 'see --epochs'})")
     training.add_argument("--batch-size", type=int, metavar="N", help="examples per rank and step (%(default)s)")
     training.add_argument("--lr", type=float, help="highest learning rate: warm-up, then a cosine (%(default)s)")
     training.add_argument("--clip", type=float, metavar="NORM", help="bound on the norm of the gradient (%(default)s)")
@@ -87,7 +97,7 @@ def options(script: str, about: str, **defaults: object) -> argparse.ArgumentPar
     )
     # not "--log": horovodrun would take that for one of its own options
     results.add_argument("--log-file", type=Path, metavar="FILE", help="write curves, metric, speed and bytes as JSON")
-    parser.set_defaults(**defaults)
+    parser.set_defaults(usual_length=(epochs, steps), **defaults)
     return parser
 
 
@@ -97,7 +107,8 @@ def _roots(text: str) -> int | str:
 
 def total_steps(args: argparse.Namespace, steps_per_epoch: int) -> int:
     """How long to train; fills in the options that depend on it."""
-    steps = args.epochs * steps_per_epoch if args.epochs else args.steps
+    epochs, steps = (args.epochs, args.steps) if args.epochs or args.steps else args.usual_length
+    steps = steps or epochs * steps_per_epoch
     if args.density_warmup is None:
         args.density_warmup = steps // 10
     if args.validate_every is None:

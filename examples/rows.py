@@ -18,7 +18,8 @@ def method_of(policy: str) -> str:
 
 def row_of(record: dict[str, Any]) -> Row:
     """One row of ``results.json`` from what a training script wrote with ``--log-file``."""
-    stats, steps = record["stats"], record["steps"]
+    stats = record["stats"]
+    steps = stats["steps"]
     row = {"task": record["task"], "method": method_of(record["policy"])}
     row |= {key: record[key] for key in ("metric", "value", "steps_per_second")}
     row["bytes_per_step"] = stats["bytes_sent"] / steps
