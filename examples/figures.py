@@ -8,14 +8,17 @@ import matplotlib
 import numpy
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullFormatter
 from rows import method_of
 
 __all__ = ["draw"]
 
+TITLES = {"digits": "Handwritten digits, convolutional network", "charlm": "Python source text, character LSTM"}
+
 matplotlib.use("Agg")  # needs no display
 
 COLOURS = {"horovod-fp32": "#444444", "horovod-fp16": "#d98200", "ringprune:iwp": "#0b6fb8"}
-STYLES = {"horovod-fp32": "-", "horovod-fp16": (0, (4, 2)), "ringprune:iwp": "-"}
+STYLES = {"horovod-fp16": (0, (4, 2))}
 
 
 def draw(records: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
@@ -33,7 +36,7 @@ def _figure(records: Sequence[dict[str, Any]], against: str, label: str, path: P
     )
     for axes, task in zip(panels[0], tasks, strict=True):
         _panel(axes, [record for record in records if record["task"] == task], against)
-        axes.set(title=task, xlabel=label)
+        axes.set(title=TITLES.get(task, task), xlabel=label)
     panels[0][0].set_ylabel("training loss (mean over ranks)")
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
@@ -54,9 +57,13 @@ def _panel(axes: Axes, records: Sequence[dict[str, Any]], against: str) -> None:
             linestyle=STYLES.get(method, "-"),
             linewidth=1.8,
         )
-    axes.set_yscale("log")
-    if against == "bytes":
-        axes.set_xscale("log")
+    low, high = axes.dataLim.intervaly
+    axes.set_yscale("log" if high > 20 * low > 0 else "linear")
+    axes.set_xscale("log" if against == "bytes" else "linear")
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            axis.set_major_formatter("{x:g}")
+            axis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
