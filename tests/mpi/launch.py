@@ -16,7 +16,7 @@ from typing import Literal
 import psutil
 import pytest
 
-Launcher = Literal["mpirun", "horovodrun", "horovodrun-gloo"]
+Launcher = Literal["mpirun", "horovodrun", "horovodrun-gloo", "alone"]
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent  # not resolved: in a virtual environment python is a link out of it
@@ -29,6 +29,7 @@ COMMANDS: dict[Launcher, list[str]] = {
     "mpirun": ["mpirun", "--oversubscribe", "--bind-to", "none", "--tag-output", "-np"],
     "horovodrun": ["horovodrun", "--mpi", "-np"],
     "horovodrun-gloo": ["horovodrun", "--gloo", "-np"],
+    "alone": ["mpirun"],  # one process without a launcher; but where there is no mpirun there is no MPI
 }
 
 
@@ -70,14 +71,15 @@ def run_job(
         module: name of a module, for example ``tests.mpi.jobs.contract``; or the path of a script ending in ``.py``.
         *arguments: the program's.
         np: number of ranks.
-        launcher: what starts them. A launcher that is not installed skips the test.
+        launcher: what starts them; ``"alone"`` is one rank without any. What is not installed skips the test.
         timeout: seconds after which everything the job has started is killed. Programs that call
             :func:`tests.mpi.inside.watchdog` end themselves a little earlier, with their stacks.
         check: fail the test where the job fails; False leaves that to the caller.
         environment: variables added to the inherited ones.
     """
     program = [sys.executable, *([module] if module.endswith(".py") else ["-m", module]), *arguments]
-    command = [_tool(launcher), *COMMANDS[launcher][1:], str(np), *program]
+    started_by = [_tool(launcher), *COMMANDS[launcher][1:], str(np)]
+    command = program if launcher == "alone" else [*started_by, *program]
     job = _run(command, _environment(timeout) | (environment or {}), timeout)
     if check and job.returncode != 0:
         ending = f"reached its limit of {timeout} s" if job.returncode is None else f"exited with {job.returncode}"

@@ -5,10 +5,9 @@ import pytest
 from tests.comm.contract import CHECKS
 from tests.mpi.launch import Launcher, run_job
 
-# Horovod comes first where both share a process: its own start-up expects MPI as it left it.
 JOBS: list[tuple[Launcher, int, list[str]]] = [
-    ("mpirun", 2, ["mpi"]),
-    ("mpirun", 2, ["horovod", "mpi"]),
+    ("alone", 1, ["mpi"]),
+    ("mpirun", 2, ["mpi", "horovod"]),
     ("mpirun", 4, ["horovod", "mpi"]),
     ("horovodrun", 2, ["horovod", "mpi"]),
     ("horovodrun-gloo", 2, ["horovod"]),
