@@ -12,7 +12,7 @@
 
 namespace ringprune {
 
-// Calls body(tensor, lo, hi) for every run [lo, hi) of flat positions that belongs to one tensor, within [begin, end).
+// Calls body(tensor, lo, hi) for every run of flat positions [lo, hi) inside [begin, end) that lies in one tensor.
 template <class Body>
 void for_each_run(at::IntArrayRef offsets, int64_t begin, int64_t end, const Body& body) {
   int64_t tensor = std::upper_bound(offsets.begin(), offsets.end(), begin) - offsets.begin() - 1;

@@ -29,9 +29,7 @@ class Roots:
     count: int | Literal["all"] = 1
 
     def __post_init__(self) -> None:
-        if self.count != "all" and (
-            isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1
-        ):
+        if self.count != "all" and (isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1):
             raise ConfigurationError(f'roots={self.count!r}: a whole number of at least 1, or "all"')
 
     def number(self, size: int) -> int:
@@ -85,4 +83,5 @@ def union(proposals: Sequence[Tensor]) -> Tensor:
     """One index set of all proposals, ascending, each index once; int64."""
     if len(proposals) == 1:
         return proposals[0]
-    return torch.unique(torch.cat(list(proposals)), sorted=True)
+    merged: Tensor = torch.unique(torch.cat(list(proposals)), sorted=True)
+    return merged

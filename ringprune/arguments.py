@@ -8,9 +8,18 @@ import torch
 from torch import Tensor
 
 from ringprune.errors import ArgumentTypeError, ConfigurationError
+from ringprune.plan import ParamSpec
 from ringprune.reduction import Mean
+from ringprune.wire import MAX_POSITIONS
 
-__all__ = ["check_optimizer", "describe_optimizer", "horovod_arguments", "name_parameters", "whole_number"]
+__all__ = [
+    "check_optimizer",
+    "describe_optimizer",
+    "describe_parameters",
+    "horovod_arguments",
+    "name_parameters",
+    "whole_number",
+]
 
 _REFUSED = {
     "LBFGS": "its line search evaluates the loss several times per step, each on this rank's batch alone",
@@ -60,7 +69,7 @@ def name_parameters(
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and torch.is_tensor(pair[1])):
             raise ArgumentTypeError(
-                f"named_parameters holds {type(pair).__name__}: (name, parameter) pairs, as model.named_parameters() gives"
+                f"named_parameters holds {type(pair).__name__}: (name, parameter) pairs, as named_parameters() gives"
             )
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -74,6 +83,21 @@ def name_parameters(
             "pass model.named_parameters() of the whole model"
         )
     return [(by_id[id(param)], param, group) for param, group in owned]
+
+
+def describe_parameters(named: Iterable[tuple[str, Tensor, int]]) -> list[ParamSpec]:
+    """The facts of each parameter.
+
+    Raises:
+        ConfigurationError: a parameter is not real floating point, or has more entries than the wire can address.
+    """
+    specs = [ParamSpec(name, tuple(p.shape), p.dtype, p.device, group) for name, p, group in named]
+    for spec in specs:
+        if not spec.dtype.is_floating_point:
+            raise ConfigurationError(f"parameter {spec}: only real floating-point parameters can be exchanged")
+        if spec.numel > MAX_POSITIONS:
+            raise ConfigurationError(f"parameter {spec}: at most {MAX_POSITIONS} entries")
+    return specs
 
 
 def horovod_arguments(

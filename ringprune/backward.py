@@ -1,4 +1,4 @@
-"""When gradients are ready: hooks on the parameters count backward passes and report full buckets in the Plan's order."""
+"""When gradients are ready: hooks count backward passes and report full buckets in the Plan's order."""
 
 import weakref
 from collections.abc import Callable, Sequence

@@ -1,6 +1,7 @@
 """What a checkpoint holds besides torch's own keys, and the strict check when it is loaded."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -8,45 +9,62 @@ from torch import Tensor
 
 from ringprune.errors import CheckpointError
 
-__all__ = ["FORMAT", "check_origin", "load_tensors", "save_tensors"]
+__all__ = ["FORMAT", "Origin", "load", "save"]
 
 FORMAT = 1
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 
 
-def save_tensors(state: Tensors) -> dict[str, dict[str, Tensor]]:
-    """Copies of every tensor, by parameter name and kind."""
-    return {name: {kind: tensor.detach().clone() for kind, tensor in entry.items()} for name, entry in state.items()}
+@dataclass(frozen=True)
+class Origin:
+    """Where a checkpoint comes from.
+
+    Attributes:
+        rank: the rank that saved it.
+        size: number of ranks.
+        step: exchanges made before.
+        flushed: whether it was saved after a flush, so that nothing in it is private to the rank.
+    """
+
+    rank: int
+    size: int
+    step: int
+    flushed: bool
 
 
-def check_origin(saved: Any, rank: int, size: int) -> None:
-    """Refuse a checkpoint that is not this rank's.
+def save(origin: Origin, state: Tensors) -> dict[str, Any]:
+    """The checkpoint's entry: copies of every tensor, by parameter name and kind."""
+    copies = {name: {kind: tensor.detach().clone() for kind, tensor in entry.items()} for name, entry in state.items()}
+    return {"format": FORMAT, **asdict(origin), "parameters": copies}
+
+
+def load(saved: Any, state: Tensors, rank: int, size: int) -> Origin:
+    """Copy a checkpoint's entry into ``state``; nothing is changed unless all of it fits.
 
     Raises:
-        CheckpointError: no RingPrune state, another format, or the residuals of another rank or number of ranks.
+        CheckpointError: there is no RingPrune entry, it has another format, it is of another rank or number of ranks,
+            or names are missing, unexpected or have other shapes.
     """
     if not isinstance(saved, Mapping):
         raise CheckpointError(
-            "the checkpoint has no 'ringprune' entry, so it is not one of a ringprune.DistributedOptimizer; load it into "
-            "the plain optimizer before wrapping it"
+            "the checkpoint has no 'ringprune' entry, so it is not one of a ringprune.DistributedOptimizer; load it "
+            "into the plain optimizer before wrapping it"
         )
     if saved.get("format") != FORMAT:
-        raise CheckpointError(f"the checkpoint has RingPrune format {saved.get('format')!r}; this version reads {FORMAT}")
-    if not saved["flushed"] and (saved["rank"], saved["size"]) != (rank, size):
+        raise CheckpointError(f"the checkpoint has format {saved.get('format')!r}; this version reads {FORMAT}")
+    origin = Origin(saved["rank"], saved["size"], saved["step"], saved["flushed"])
+    if not origin.flushed and (origin.rank, origin.size) != (rank, size):
         raise CheckpointError(
-            f"the checkpoint holds the residuals of rank {saved['rank']} of {saved['size']}, this is rank {rank} of "
+            f"the checkpoint holds the residuals of rank {origin.rank} of {origin.size}, this is rank {rank} of "
             f"{size}: load each rank's own file with the same number of ranks, or call flush() before saving, after "
             "which any rank's checkpoint serves any number of ranks"
         )
+    _load_tensors(state, saved["parameters"])
+    return origin
 
 
-def load_tensors(state: Tensors, saved: Tensors) -> None:
-    """Copy ``saved`` into ``state``; nothing is changed unless all of it fits.
-
-    Raises:
-        CheckpointError: names are missing, unexpected or have other shapes; lists the three.
-    """
+def _load_tensors(state: Tensors, saved: Tensors) -> None:
     want = {f"{name}.{kind}": tensor for name, entry in state.items() for kind, tensor in entry.items()}
     have = {f"{name}.{kind}": tensor for name, entry in saved.items() for kind, tensor in entry.items()}
     missing, unexpected = sorted(want.keys() - have.keys()), sorted(have.keys() - want.keys())

@@ -1,7 +1,7 @@
 """Stage 2: how important an entry is, relative to its weight.
 
-The score of Importance Weighted Pruning (arXiv 1901.01544) is the ratio of gradient to weight, ``|g / w|``. Taken raw it
-chases small weights; RingPrune adds a share of the tensor's root mean square to the denominator (docs/papers.md).
+The score of Importance Weighted Pruning (arXiv 1901.01544) is the ratio of gradient to weight, ``|g / w|``. Taken raw
+it chases small weights; RingPrune adds a share of the tensor's root mean square to the denominator (docs/papers.md).
 """
 
 import math

@@ -40,7 +40,7 @@ def unpack(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:
 
 def flatten(tensors: Sequence[Tensor], factors: Sequence[float], into: Tensor) -> None:
     """Copy ``factor * tensor`` of a bucket's tensors into one flat buffer, in the buffer's dtype."""
-    for tensor, factor, part in zip(tensors, factors, into.split([t.numel() for t in tensors]), strict=True):
+    for tensor, factor, part in zip(tensors, factors, torch.split(into, [t.numel() for t in tensors]), strict=True):
         part.copy_(tensor.reshape(-1))
         if factor != 1.0:
             part.mul_(factor)
@@ -48,5 +48,5 @@ def flatten(tensors: Sequence[Tensor], factors: Sequence[float], into: Tensor) -
 
 def unflatten(outputs: Sequence[Tensor], values: Tensor) -> None:
     """Copy a flat buffer back into a bucket's tensors."""
-    for output, part in zip(outputs, values.split([o.numel() for o in outputs]), strict=True):
+    for output, part in zip(outputs, torch.split(values, [o.numel() for o in outputs]), strict=True):
         output.copy_(part.view_as(output))

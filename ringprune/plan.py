@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Literal
 
 import torch
@@ -72,7 +72,7 @@ class Bucket:
     @property
     def numels(self) -> list[int]:
         """Entries of each member."""
-        return [end - start for start, end in zip(self.offsets, self.offsets[1:], strict=False)]
+        return [end - start for start, end in pairwise(self.offsets)]
 
 
 @dataclass(frozen=True)
@@ -184,13 +184,13 @@ def gather_texts(text: str, comm: Communicator, device: torch.device, *, name: s
     message = torch.tensor(list(data), dtype=torch.uint8, device=device)
     joined = bytes(comm.allgather(message, sizes=sizes, name=name).wait().cpu().tolist())
     ends = list(accumulate(sizes, initial=0))
-    return [joined[a:b].decode() for a, b in zip(ends, ends[1:], strict=False)]
+    return [joined[a:b].decode() for a, b in pairwise(ends)]
 
 
 def _first_difference(facts: list[list[str]]) -> str:
     for line in range(max(len(lines) for lines in facts)):
         seen = [lines[line] if line < len(lines) else "nothing" for lines in facts]
-        for rank, fact in enumerate(seen):
+        for fact in seen:
             if fact != seen[0]:
                 same = [str(r) for r, other in enumerate(seen) if other == fact]
                 return (

@@ -50,4 +50,3 @@ class Reduction:
     def drain(self) -> None:
         """Wait and forget: the step is not made."""
         self._handle.wait()
-

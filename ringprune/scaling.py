@@ -28,10 +28,8 @@ class LossScale:
         self._scaler: torch.amp.GradScaler | None = scaler
         self.value = 1.0
 
-    @property
-    def given(self) -> bool:
-        """Whether a scaler was passed, enabled or not."""
-        return self._scaler is not None
+    def __str__(self) -> str:
+        return f"loss scaling {'on' if self.enabled else 'off'}"
 
     @property
     def enabled(self) -> bool:

@@ -52,7 +52,7 @@ class Density:
             raise ConfigurationError(f"density={self.target!r}: a share of the entries, above 0 and at most 1")
         if self.warmup.steps and self.warmup.start < self.target:
             raise ConfigurationError(
-                f"Warmup(start={self.warmup.start!r}) is below density={self.target!r}: warm-up goes from dense to sparse"
+                f"Warmup(start={self.warmup.start!r}) is below density={self.target!r}: it thins out"
             )
 
     def at(self, step: int) -> float:

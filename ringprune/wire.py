@@ -31,9 +31,7 @@ def decode_indices(message: Tensor, numel: int, *, name: str) -> Tensor:
         CommunicatorError: a position is out of range or out of order. All ranks get the same message, so all raise.
     """
     indices = message.to(torch.int64)
-    if indices.numel() and not bool(
-        (indices[0] >= 0) & (indices[-1] < numel) & (indices[1:] > indices[:-1]).all()
-    ):
+    if indices.numel() and not bool((indices[0] >= 0) & (indices[-1] < numel) & (indices[1:] > indices[:-1]).all()):
         raise CommunicatorError(
             f"{name}: the indices proposed are not ascending positions below {numel}; are all ranks running the same "
             f"version of RingPrune (wire format {WIRE_VERSION})?"

@@ -12,9 +12,9 @@ namespace {
 
 constexpr const char* kOp = "accumulate";
 
-// One run of one tensor. `velocity` and `velocity_out` are null for plain error feedback. The outputs may be the
-// inputs: every entry is read before it is written.
-struct Run {
+// The state of one run of entries. The velocities are null for plain error feedback. The outputs may be the inputs:
+// every entry is read before it is written.
+struct State {
   const float* residual;
   const float* velocity;
   float* residual_out;
@@ -23,21 +23,21 @@ struct Run {
 };
 
 template <class scalar_t>
-void add(const Run& run, const scalar_t* grad, float factor) {
+void add(const State& state, const scalar_t* grad, float factor) {
 #pragma omp simd
-  for (int64_t i = 0; i < run.count; ++i) {
-    run.residual_out[i] = run.residual[i] + static_cast<float>(grad[i]) * factor;
+  for (int64_t i = 0; i < state.count; ++i) {
+    state.residual_out[i] = state.residual[i] + static_cast<float>(grad[i]) * factor;
   }
 }
 
 template <bool kNesterov, class scalar_t>
-void add_with_momentum(const Run& run, const scalar_t* grad, float factor, float momentum) {
+void add_with_momentum(const State& state, const scalar_t* grad, float factor, float momentum) {
 #pragma omp simd
-  for (int64_t i = 0; i < run.count; ++i) {
-    float velocity = run.velocity[i];
+  for (int64_t i = 0; i < state.count; ++i) {
+    float velocity = state.velocity[i];
     const float change = corrected<kNesterov>(static_cast<float>(grad[i]) * factor, momentum, velocity);
-    run.velocity_out[i] = velocity;
-    run.residual_out[i] = run.residual[i] + change;
+    state.velocity_out[i] = velocity;
+    state.residual_out[i] = state.residual[i] + change;
   }
 }
 
@@ -62,10 +62,12 @@ void check_overlaps(at::TensorList grads, const at::Tensor& residual, const std:
   }
 }
 
-void accumulate(at::TensorList grads, const at::Tensor& residual, const std::optional<at::Tensor>& velocity,
-                const at::Tensor& residual_out, const std::optional<at::Tensor>& velocity_out,
-                at::ArrayRef<double> factors, at::ArrayRef<double> momentum, const c10::List<bool>& nesterov) {
-  const std::vector<int64_t> offsets = offsets_of(kOp, "grads", grads);
+// Everything the passes rely on; returns where each tensor starts.
+std::vector<int64_t> check_all(at::TensorList grads, const at::Tensor& residual,
+                               const std::optional<at::Tensor>& velocity, const at::Tensor& residual_out,
+                               const std::optional<at::Tensor>& velocity_out, at::ArrayRef<double> factors,
+                               at::ArrayRef<double> momentum, const c10::List<bool>& nesterov) {
+  std::vector<int64_t> offsets = offsets_of(kOp, "grads", grads);
   const int64_t numel = offsets.back();
   check_dtypes(kOp, "grads", grads);
   check_flat({kOp, "residual"}, residual, at::kFloat, numel);
@@ -80,25 +82,32 @@ void accumulate(at::TensorList grads, const at::Tensor& residual, const std::opt
   check_length({kOp, "momentum"}, momentum.size(), grads.size());
   check_length({kOp, "nesterov"}, nesterov.size(), grads.size());
   check_overlaps(grads, residual, velocity, residual_out, velocity_out);
+  return offsets;
+}
 
-  const Run all{residual.const_data_ptr<float>(), velocity ? velocity->const_data_ptr<float>() : nullptr,
-                residual_out.mutable_data_ptr<float>(), velocity ? velocity_out->mutable_data_ptr<float>() : nullptr,
-                numel};
-  at::parallel_for(0, numel, kGrain, [&](int64_t begin, int64_t end) {
+void accumulate(at::TensorList grads, const at::Tensor& residual, const std::optional<at::Tensor>& velocity,
+                const at::Tensor& residual_out, const std::optional<at::Tensor>& velocity_out,
+                at::ArrayRef<double> factors, at::ArrayRef<double> momentum, const c10::List<bool>& nesterov) {
+  const std::vector<int64_t> offsets =
+      check_all(grads, residual, velocity, residual_out, velocity_out, factors, momentum, nesterov);
+  const float* from = residual.const_data_ptr<float>();
+  const float* from_velocity = velocity ? velocity->const_data_ptr<float>() : nullptr;
+  float* to = residual_out.mutable_data_ptr<float>();
+  float* to_velocity = velocity ? velocity_out->mutable_data_ptr<float>() : nullptr;
+  at::parallel_for(0, offsets.back(), kGrain, [&](int64_t begin, int64_t end) {
     for_each_run(offsets, begin, end, [&](int64_t tensor, int64_t lo, int64_t hi) {
-      const Run run{all.residual + lo, velocity ? all.velocity + lo : nullptr, all.residual_out + lo,
-                    velocity ? all.velocity_out + lo : nullptr, hi - lo};
+      const State state{from + lo, velocity ? from_velocity + lo : nullptr, to + lo,
+                        velocity ? to_velocity + lo : nullptr, hi - lo};
       const auto factor = static_cast<float>(factors[tensor]);
       const auto mass = static_cast<float>(momentum[tensor]);
       with_dtype({kOp, "grads", tensor}, grads[tensor], [&](auto zero) {
-        using scalar_t = decltype(zero);
-        const scalar_t* grad = grads[tensor].const_data_ptr<scalar_t>() + (lo - offsets[tensor]);
+        const auto* grad = grads[tensor].const_data_ptr<decltype(zero)>() + (lo - offsets[tensor]);
         if (!velocity) {
-          add(run, grad, factor);
+          add(state, grad, factor);
         } else if (nesterov.get(tensor)) {
-          add_with_momentum<true>(run, grad, factor, mass);
+          add_with_momentum<true>(state, grad, factor, mass);
         } else {
-          add_with_momentum<false>(run, grad, factor, mass);
+          add_with_momentum<false>(state, grad, factor, mass);
         }
       });
     });

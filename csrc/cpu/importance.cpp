@@ -30,8 +30,8 @@ at::Tensor score_entries(const at::Tensor& residual, at::TensorList weights, at:
       const auto floor = static_cast<float>(floors[tensor]);
       with_dtype({kOp, "weights", tensor}, weights[tensor], [&](auto zero) {
         using scalar_t = decltype(zero);
-        const scalar_t* weight = weights[tensor].const_data_ptr<scalar_t>() - offsets[tensor];
-        for (int64_t i = lo; i < hi; ++i) to[i] = score(from[i], static_cast<float>(weight[i]), floor);
+        const scalar_t* weight = weights[tensor].const_data_ptr<scalar_t>() + (lo - offsets[tensor]);
+        for (int64_t i = lo; i < hi; ++i) to[i] = score(from[i], static_cast<float>(weight[i - lo]), floor);
       });
     });
   });

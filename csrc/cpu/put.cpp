@@ -26,10 +26,10 @@ void put(at::TensorList outputs, const at::Tensor& indices, const at::Tensor& va
     for_each_run(offsets, begin, end, [&](int64_t tensor, int64_t lo, int64_t hi) {
       with_dtype({kOp, "outputs", tensor}, outputs[tensor], [&](auto zero) {
         using scalar_t = decltype(zero);
-        scalar_t* output = outputs[tensor].mutable_data_ptr<scalar_t>() - offsets[tensor];
-        std::fill(output + lo, output + hi, zero);
+        scalar_t* output = outputs[tensor].mutable_data_ptr<scalar_t>() + (lo - offsets[tensor]);
+        std::fill(output, output + (hi - lo), zero);
         for (const int64_t* i = std::lower_bound(index, index_end, lo); i != index_end && *i < hi; ++i) {
-          output[*i] = static_cast<scalar_t>(value[i - index]);
+          output[*i - lo] = static_cast<scalar_t>(value[i - index]);
         }
       });
     });

@@ -96,7 +96,7 @@ class Communicator(Protocol):
         ...
 
     def allreduce(self, tensor: Tensor, *, name: str) -> Handle:
-        """Overwrite ``tensor`` with the sum over the ranks, the same bytes everywhere; the handle returns ``tensor``."""
+        """Overwrite ``tensor`` with the sum over the ranks, the same bytes everywhere; the handle returns it."""
         ...
 
     def allgather(self, tensor: Tensor, *, sizes: Sequence[int] | None = None, name: str) -> Handle:
@@ -128,7 +128,7 @@ class Communicator(Protocol):
         ...
 
     def shift(self, tensor: Tensor, into: Tensor, *, name: str) -> Handle:
-        """Send ``tensor`` to rank + 1 and receive from rank - 1 (mod size) into ``into``; the handle returns ``into``."""
+        """Send ``tensor`` to rank + 1, receive from rank - 1 (mod size) into ``into``; the handle returns ``into``."""
         ...
 
     def close(self) -> None:

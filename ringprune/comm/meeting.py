@@ -160,7 +160,7 @@ def _mismatch(meeting: Meeting, newest: Call) -> str | None:
 
 
 def _uneven_pieces(meeting: Meeting) -> str | None:
-    for source, call in meeting.calls.items():
+    for source, call in sorted(meeting.calls.items()):
         for target, rows in enumerate(call.splits or ()):
             expected = (meeting.calls[target].received or ())[source]
             if rows != expected:

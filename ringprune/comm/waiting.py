@@ -102,7 +102,7 @@ class Waiter:
 
     def _poll(self, call: Call, done: Callable[[], bool]) -> None:
         start = time.monotonic()
-        pause = 0.0  # a pause of 0 still lets other threads and processes run
+        pause = 0.0
         while not done():
             waited = time.monotonic() - start
             if self.timeout is not None and waited > self.timeout:
@@ -110,9 +110,11 @@ class Waiter:
                     f"{call} was not done after {self.timeout} s on rank {self.rank}: "
                     "another rank is gone, slow, or in a different collective"
                 )
-            if waited > self.eager:
+            if waited < self.eager:
+                os.sched_yield()  # where ranks share a core, the one waited for gets it
+            else:
                 pause = min(max(pause * PAUSE_GROWTH, SHORTEST_PAUSE), LONGEST_PAUSE)
-            time.sleep(pause)
+                time.sleep(pause)
 
 
 class _PolledHandle:

@@ -7,7 +7,7 @@ float32; gradients and weights may be float32, float16 or bfloat16. Whoever comp
 from ringprune.ops.accumulate import accumulate
 from ringprune.ops.count_nonfinite import count_nonfinite
 from ringprune.ops.importance import importance
-from ringprune.ops.library import backend, native_path
+from ringprune.ops.library import backend, native_build, native_path
 from ringprune.ops.put import put
 from ringprune.ops.select import select
 from ringprune.ops.square_sum import square_sum
@@ -18,6 +18,7 @@ __all__ = [
     "backend",
     "count_nonfinite",
     "importance",
+    "native_build",
     "native_path",
     "put",
     "select",

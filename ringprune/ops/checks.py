@@ -16,6 +16,7 @@ __all__ = [
     "FLOATS_AND_DOUBLE",
     "check_flat",
     "check_indices",
+    "check_integers",
     "check_length",
     "check_numbers",
     "check_offsets",
@@ -70,8 +71,7 @@ def check_tensors(
         device: where all must be; None: where the first is.
         numel: entries they must have together; None: any.
     """
-    if isinstance(tensors, Tensor) or not isinstance(tensors, Sequence):
-        raise ArgumentTypeError(f"{op}: {name} is a {type(tensors).__name__}; a list of tensors is needed")
+    _check_sequence(op, name, tensors, "tensors")
     total = 0
     for i, tensor in enumerate(tensors):
         # the plain test first: the name of the i-th tensor is only made for a message
@@ -84,7 +84,8 @@ def check_tensors(
 
 
 def check_length(op: str, name: str, values: Sequence[object], length: int) -> None:
-    """Refuse a sequence that has not one value per tensor."""
+    """Refuse what is not a list or tuple with one value per tensor."""
+    _check_sequence(op, name, values, "values")
     if len(values) != length:
         raise ConfigurationError(f"{op}: {name} has {len(values)} values; {length} are needed, one per tensor")
 
@@ -93,6 +94,8 @@ def check_numbers(op: str, name: str, values: Sequence[float], length: int, low:
     """Refuse what is not one number of float32's range, at least ``low``, per tensor."""
     check_length(op, name, values, length)
     for i, value in enumerate(values):
+        if not isinstance(value, (float, int)):
+            raise ArgumentTypeError(f"{op}: {name}[{i}] is a {type(value).__name__}; a float is needed")
         if not low <= value <= FLOAT32_MAX:  # also catches NaN
             allowed = "a finite number of float32" if low < 0 else f"a finite number of float32 that is >= {low:g}"
             raise ConfigurationError(f"{op}: {name}[{i}] = {value}; {allowed} is needed")
@@ -100,6 +103,7 @@ def check_numbers(op: str, name: str, values: Sequence[float], length: int, low:
 
 def check_offsets(op: str, offsets: Sequence[int], numel: int) -> None:
     """Refuse offsets that do not rise from 0 to ``numel``."""
+    check_integers(op, "offsets", offsets)
     if not offsets or offsets[0] != 0 or offsets[-1] != numel:
         ends = f"{offsets[0]} to {offsets[-1]}" if offsets else "nothing"
         raise ConfigurationError(f"{op}: offsets go from {ends}; 0 to {numel} is needed")
@@ -108,6 +112,14 @@ def check_offsets(op: str, offsets: Sequence[int], numel: int) -> None:
             raise ConfigurationError(
                 f"{op}: offsets[{i}] = {offsets[i]} is below offsets[{i - 1}] = {offsets[i - 1]}; they must not fall"
             )
+
+
+def check_integers(op: str, name: str, values: Sequence[int]) -> None:
+    """Refuse what is not a list or tuple of ints."""
+    _check_sequence(op, name, values, "ints")
+    for i, value in enumerate(values):
+        if not isinstance(value, int):
+            raise ArgumentTypeError(f"{op}: {name}[{i}] is a {type(value).__name__}; an int is needed")
 
 
 def check_indices(op: str, indices: Tensor, numel: int) -> None:
@@ -132,6 +144,12 @@ def check_overlap(op: str, name: str, written: Tensor, other_name: str, other: T
     end, other_end = start + written.nbytes, other_start + other.nbytes
     if max(start, other_start) < min(end, other_end):
         raise ConfigurationError(f"ringprune::{op}: {name} shares memory with {other_name}")
+
+
+def _check_sequence(op: str, name: str, values: object, of: str) -> None:
+    """Refuse what is not a list or tuple, the sequences torch's dispatcher takes."""
+    if not isinstance(values, (list, tuple)):
+        raise ArgumentTypeError(f"{op}: {name} is a {type(values).__name__}; a list of {of} is needed")
 
 
 def _fits(tensor: Tensor, device: torch.device | None) -> bool:

@@ -10,6 +10,7 @@ raises where there is none, ``off`` leaves it alone and computes with torch.
 
 import os
 import re
+import struct
 from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -20,12 +21,12 @@ from torch._ops import OpOverload
 
 from ringprune.errors import ArgumentTypeError, ConfigurationError, NativeLibraryError, RingPruneError
 
-__all__ = ["backend", "call", "define", "native_path"]
+__all__ = ["backend", "call", "define", "native_build", "native_path"]
 
 PACKAGE = Path(__file__).resolve().parent.parent
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 # csrc/library.cpp leaves this line in the file, where it can be read without loading it.
-BUILT_FOR = re.compile(rb"ringprune native library, built for torch ([^\s,]+)")
+BUILD = re.compile(rb"ringprune native library, (built for torch ([^\s,]+), threads \w+)")
 
 _LIBRARY = torch.library.Library("ringprune", "DEF")  # type: ignore[no-untyped-call]
 
@@ -33,6 +34,12 @@ _LIBRARY = torch.library.Library("ringprune", "DEF")  # type: ignore[no-untyped-
 def native_path() -> Path | None:
     """The compiled library in use, or None where the ops run in torch."""
     return _PATH
+
+
+def native_build() -> str | None:
+    """How the library in use was built, for example ``built for torch 2.13.0, threads OpenMP``; None without one."""
+    found = _build(_PATH) if _PATH else None
+    return found[1].decode() if found else None
 
 
 def backend() -> Literal["native+cuda", "native", "reference"]:
@@ -105,11 +112,13 @@ def _load(package: Path, mode: str) -> Path | None:
         if mode == "require":
             raise _native_error(package / "_native*.so", "no such file, and RINGPRUNE_NATIVE=require")
         return None
-    built_for = _built_for(path)
-    if built_for is None:
-        raise _native_error(path, "it is damaged, or not a library of RingPrune")
-    if _release(built_for) != _release(torch.__version__):
+    build = _build(path)
+    if build is None:
+        raise _native_error(path, "it is unreadable, damaged, or not a library of RingPrune")
+    if _release(build[2].decode()) != _release(torch.__version__):
         raise _native_error(path, "it was built for another torch")
+    if _is_cut_short(path):
+        raise _native_error(path, "it is damaged: its end is missing")
     try:
         torch.ops.load_library(path)  # type: ignore[no-untyped-call]
     except (OSError, RuntimeError) as error:
@@ -129,12 +138,22 @@ def _find(package: Path) -> Path | None:
     return None
 
 
-def _built_for(path: Path) -> str | None:
+def _is_cut_short(path: Path) -> bool:
+    """Whether an ELF file ends before its section table, its last part; loading one would kill the process."""
+    content = path.read_bytes()
+    if not content.startswith(b"\x7fELF\x02") or len(content) < 64:
+        return False  # not 64-bit ELF: the loader's own checks have to do
+    start: int = struct.unpack_from("=Q", content, 40)[0]
+    size, count = struct.unpack_from("=HH", content, 58)
+    return len(content) < start + int(size) * int(count)
+
+
+def _build(path: Path) -> re.Match[bytes] | None:
+    """The line a library carries about its build; None where there is none, or no file that can be read."""
     try:
-        found = BUILT_FOR.search(path.read_bytes())
-    except OSError as error:
-        raise _native_error(path, str(error)) from error
-    return found[1].decode() if found else None
+        return BUILD.search(path.read_bytes())
+    except OSError:
+        return None
 
 
 def _release(version: str) -> list[str]:
@@ -143,7 +162,8 @@ def _release(version: str) -> list[str]:
 
 
 def _native_error(path: Path, reason: str) -> NativeLibraryError:
-    built_for = (_built_for(path) if path.is_file() and os.access(path, os.R_OK) else None) or "unknown"
+    build = _build(path)
+    built_for = build[2].decode() if build else "(unknown)"
     return NativeLibraryError(
         f"the compiled library {path} cannot be used: {reason}\n"
         f"  built for torch {built_for}, running torch {torch.__version__}\n"

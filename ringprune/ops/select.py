@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ringprune.errors import ConfigurationError
-from ringprune.ops.checks import check_flat, check_length, check_offsets
+from ringprune.ops.checks import check_flat, check_integers, check_length, check_offsets
 from ringprune.ops.library import call, define
 
 __all__ = ["select"]
@@ -34,6 +34,7 @@ def select(scores: Tensor, offsets: Sequence[int], counts: Sequence[int]) -> Ten
     """
     check_flat("select", "scores", scores, torch.float32)
     check_offsets("select", offsets, scores.numel())
+    check_integers("select", "counts", counts)
     check_length("select", "counts", counts, len(offsets) - 1)
     for i, count in enumerate(counts):
         entries = offsets[i + 1] - offsets[i]

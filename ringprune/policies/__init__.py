@@ -3,12 +3,13 @@
 import difflib
 from collections.abc import Callable
 
+from ringprune.comm.communicator import Communicator
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.policies.dense import Dense
 from ringprune.policies.iwp import IWP
 from ringprune.policies.policy import Policy
 
-__all__ = ["IWP", "POLICIES", "Dense", "Policy", "as_policy"]
+__all__ = ["IWP", "POLICIES", "Dense", "Policy", "as_policy", "check_abilities"]
 
 POLICIES: dict[str, Callable[[], Policy]] = {"dense": Dense, "iwp": IWP}
 """Every policy by name, with its default settings."""
@@ -32,3 +33,17 @@ def as_policy(policy: Policy | str) -> Policy:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigurationError(f"policy={policy!r}: one of {', '.join(map(repr, POLICIES))}{hint}")
     return POLICIES[policy]()
+
+
+def check_abilities(policy: Policy, comm: Communicator) -> None:
+    """Check that a communicator can do what a policy needs.
+
+    Raises:
+        ConfigurationError: it cannot; names the policy, the ability and the communicator.
+    """
+    missing = policy.needs - comm.abilities
+    if missing:
+        raise ConfigurationError(
+            f"policy {policy.name!r} needs {', '.join(sorted(missing))}, which the {comm.kind} communicator cannot do"
+        )
+    policy.roots.number(comm.size)

@@ -1,0 +1,277 @@
+"""Gradient mode: gradients go into the exchange during backward, averages come out in ``param.grad``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ringprune import momentum, ops
+from ringprune.backward import Backward
+from ringprune.comm.communicator import Communicator
+from ringprune.errors import UsageError
+from ringprune.exchange import Exchange
+from ringprune.metrics import Metrics
+from ringprune.plan import Bucket, Plan
+from ringprune.policies import Policy
+from ringprune.reduction import Mean
+from ringprune.residual import Correction
+from ringprune.scaling import LossScale
+from ringprune.verdict import Verdict
+
+__all__ = ["GradientMode", "Settings"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the wrapper was built with, equal on all ranks.
+
+    Attributes:
+        seed: decides roots and exploration.
+        passes: backward passes per step.
+        nonfinite: ``"raise"`` or ``"skip"``.
+        overlap: start exchanges during backward.
+        mean: average or sum.
+    """
+
+    seed: int
+    passes: int
+    nonfinite: str
+    overlap: bool
+    mean: Mean
+
+
+class GradientMode:
+    """Exchanges the gradients of one wrapped optimizer and makes its steps.
+
+    Args:
+        inner: the wrapped optimizer.
+        params: its parameters that require a gradient, in the Plan's order.
+        plan: what is exchanged.
+        policy: how.
+        comm: with whom.
+        scale: the loss scale.
+        settings: the rest.
+    """
+
+    def __init__(
+        self,
+        inner: torch.optim.Optimizer,
+        params: Sequence[Tensor],
+        plan: Plan,
+        policy: Policy,
+        comm: Communicator,
+        scale: LossScale,
+        settings: Settings,
+    ) -> None:
+        self.plan, self.params, self.scale = plan, params, scale
+        self._inner, self._policy, self._comm = inner, policy, comm
+        # The norm over all gradients is known only after backward.
+        self._overlap = settings.overlap and policy.clipping.norm is None
+        self._packed = [policy.routing.packed(spec) for spec in plan.params]
+        takes_over = policy.momentum_correction and momentum.takes_over(inner)
+        self._momentum = momentum.SharedMomentum(inner, params, plan.params, self._packed) if takes_over else None
+        self.metrics = Metrics(comm.traffic, plan.numel)
+        device = params[0].device if params else torch.device("cpu")
+        self._verdict = Verdict(comm, self.metrics, device, settings.nonfinite)
+        self.exchange = Exchange(
+            plan,
+            policy,
+            comm,
+            self.metrics,
+            params,
+            seed=settings.seed,
+            mean=settings.mean,
+            velocity=takes_over,
+            spare=self._overlap,
+        )
+        self._open = False
+        self.backward = Backward(plan, params, settings.passes, full=self._bucket_full, excess=self._excess)
+
+    # -- during backward ----------------------------------------------------------------------------------------------
+
+    def _bucket_full(self, index: int) -> None:
+        if self._overlap:
+            self._start(index, None)
+
+    def _excess(self, name: str) -> None:
+        self._verdict.note_fault(
+            f"parameter {name!r} got more gradients than backward_passes_per_step={self.backward.passes} before "
+            "step(); raise it to accumulate over more backward passes"
+        )
+
+    def _open_step(self) -> None:
+        """Before the first bucket of a step is started."""
+        if not self._open:
+            self._open = True
+            self.scale.read()
+            self.exchange.begin()
+
+    def _start(self, index: int, factors: Sequence[float] | None) -> None:
+        """Stages 1 to 4 of a bucket; ``factors`` per parameter where clipping needed all gradients."""
+        self._open_step()
+        bucket = self.plan.buckets[index]
+        grads = self._gradients(bucket.members)
+        if factors is None:
+            self._note_nonfinite(bucket.members, grads)
+            own = self._factors(grads)
+        else:
+            own = [factors[i] for i in bucket.members]
+        self.exchange.start(index, grads, self._correction(bucket, own))
+
+    def _factors(self, grads: Sequence[Tensor]) -> list[float]:
+        return self._policy.clipping.factors(grads, 1 / self.scale.value, self._comm.size)
+
+    def _correction(self, bucket: Bucket, factors: list[float]) -> Correction:
+        groups = [self._inner.param_groups[self.plan.params[i].group] for i in bucket.members]
+        return Correction(
+            factors,
+            [float(group.get("momentum", 0.0)) for group in groups],
+            [bool(group.get("nesterov", False)) for group in groups],
+        )
+
+    def _gradients(self, members: Sequence[int]) -> list[Tensor]:
+        """The gradients to exchange, dense and contiguous; zeros where this rank has none, as with Horovod."""
+        grads = []
+        for param in (self.params[i] for i in members):
+            if param.grad is None:
+                param.grad = torch.zeros_like(param)
+            elif param.grad.is_sparse:
+                param.grad = param.grad.to_dense()
+            grads.append(param.grad.detach().contiguous())
+        return grads
+
+    def _note_nonfinite(self, members: Sequence[int], grads: Sequence[Tensor]) -> None:
+        for member, count in zip(members, ops.count_nonfinite(grads).tolist(), strict=True):
+            if count:
+                spec = self.plan.params[member]
+                self._verdict.note_nonfinite(
+                    f"the gradient of {spec.name!r} has {count} of {spec.numel} entries NaN or infinite"
+                )
+
+    # -- the rest of the exchange -------------------------------------------------------------------------------------
+
+    def finish(self) -> bool:
+        """Exchange what is left and write the averages into ``param.grad``, in unscaled units.
+
+        Returns:
+            Whether the step is to be made; False where all ranks skip it. Nothing of a skipped step is kept.
+
+        Raises:
+            NonFiniteGradientError, UsageError: on all ranks together; nothing of the step is kept.
+        """
+        self._verdict.saw_gradient = self.backward.touched
+        made = self._finish_overlapped() if self._overlap else self._exchange_afterwards()
+        self.backward.reset()
+        self._open = False
+        try:
+            if not made:
+                self.metrics.skipped_steps += 1
+                self._verdict.raise_or_skip()
+        finally:
+            self._verdict.clear()
+        return made
+
+    def _finish_overlapped(self) -> bool:
+        """Buckets were started during backward; start the rest, decide, then finish or take the step back."""
+        self._open_step()
+        for index in self.backward.remaining():
+            self._start(index, None)
+        self._verdict.start()
+        self.exchange.reduce()
+        made = self._verdict.wait()
+        if made:
+            self._write_averages()
+        else:
+            self.exchange.abandon()
+        return made
+
+    def _exchange_afterwards(self) -> bool:
+        """All gradients are there: decide first, then exchange."""
+        self._open_step()
+        everything = range(len(self.params))
+        grads = self._gradients(everything)
+        self._note_nonfinite(everything, grads)
+        self._verdict.start()
+        if not self._verdict.wait():
+            return False
+        factors = self._factors(grads)
+        for bucket in self.plan.buckets:
+            self._start(bucket.index, factors)
+        self.exchange.reduce()
+        self._write_averages()
+        return True
+
+    def _write_averages(self) -> None:
+        outputs = []
+        for param in self.params:
+            grad = param.grad
+            assert grad is not None
+            direct = grad.is_contiguous() and grad.dtype == param.dtype and not grad.requires_grad
+            outputs.append(grad if direct else torch.empty(param.shape, dtype=param.dtype, device=param.device))
+        self.exchange.finish(outputs)
+        for param, output in zip(self.params, outputs, strict=True):
+            if param.grad is not output:
+                param.grad = output
+
+    # -- steps of the wrapped optimizer -------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Let the wrapped optimizer step on the averages."""
+        self.metrics.steps += 1
+        if self._momentum is not None:
+            self._momentum.apply()
+        self._inner_step()
+
+    def _inner_step(self) -> None:
+        if self._momentum is None:
+            self._inner.step()
+            return
+        with self._momentum.taken_over():
+            self._inner.step()
+
+    def flush(self) -> None:
+        """Send all residuals, whole, and step on them; dense parameters stay as they are."""
+        self.idle("flush()")
+        for packed, param in zip(self._packed, self.params, strict=True):
+            param.grad = torch.zeros_like(param, memory_format=torch.contiguous_format) if packed else None
+        self.exchange.flush([param if param.grad is None else param.grad for param in self.params])
+        self._inner_step()
+        self._inner.zero_grad(set_to_none=True)
+
+    def initialising(self) -> bool:
+        """Whether a step now is the one on zero gradients with which ``hvd.broadcast_optimizer_state`` creates state.
+
+        Only some ranks may make it, so it must not wait for the others.
+        """
+        if self.backward.touched or self.exchange.step or self._inner.state or not self.params:
+            return False
+        return all(param.grad is not None and not param.grad.any() for param in self.params)
+
+    def initialise(self) -> None:
+        """Create the wrapped optimizer's state without moving the weights."""
+        rates = [group["lr"] for group in self._inner.param_groups]
+        for group in self._inner.param_groups:
+            group["lr"] = 0.0
+        try:
+            self._inner.step()
+        finally:
+            for group, rate in zip(self._inner.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    def idle(self, call: str) -> None:
+        """Check that no exchange is under way.
+
+        Raises:
+            UsageError: one is; names ``call``.
+        """
+        if self.backward.touched or self._open:
+            raise UsageError(f"{call} after backward() and before step() or synchronize(): an exchange is under way")
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """Everything a checkpoint must hold besides the wrapped optimizer's state, as views by parameter name."""
+        state = self.exchange.state()
+        if self._momentum is not None:
+            for name, buffer in self._momentum.state().items():
+                state.setdefault(name, {})["momentum"] = buffer
+        return state

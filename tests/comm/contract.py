@@ -1,0 +1,230 @@
+"""What every communicator has to do: one suite of checks, run on every rank of simulated groups and of real jobs.
+
+Each check takes a communicator and is called by all its ranks together. Expected values are written in ``rank`` and
+``size``, so the same checks serve any number of ranks. ``CHECKS`` lists them by name.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ringprune.comm import Communicator
+from ringprune.errors import ArgumentTypeError, ConfigurationError
+
+SUMMED = (torch.float32, torch.float64, torch.int32, torch.int64)
+MOVED = (*SUMMED, torch.uint8, torch.int8, torch.int16)
+
+Check = Callable[[Communicator], None]
+CHECKS: dict[str, Check] = {}
+
+
+def contract(check: Check) -> Check:
+    """Add a check to the suite."""
+    CHECKS[check.__name__] = check
+    return check
+
+
+def assert_same_bytes(actual: Tensor, expected: Tensor) -> None:
+    """The same dtype, shape and bits."""
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    assert actual.numpy().tobytes() == expected.numpy().tobytes()
+
+
+def noise(rank: int, *shape: int) -> Tensor:
+    """Random float32 values that every rank can compute for every other."""
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1000 + rank))
+
+
+@contract
+def facts(comm: Communicator) -> None:
+    assert isinstance(comm, Communicator)
+    assert 0 <= comm.rank < comm.size
+    assert comm.kind in ("horovod", "mpi", "simulated")
+    assert {"broadcast", "allreduce", "allgather", "alltoall"} <= comm.abilities
+    ranks = comm.allgather(torch.tensor([comm.rank]), name="ranks").wait()
+    assert ranks.tolist() == list(range(comm.size))
+
+
+@contract
+def broadcast_gives_the_roots_tensor(comm: Communicator) -> None:
+    for root in range(comm.size):
+        for dtype in MOVED:
+            tensor = torch.arange(6, dtype=dtype).reshape(2, 3) + comm.rank
+            result = comm.broadcast(tensor, root, name="b").wait()
+            assert result is tensor
+            assert_same_bytes(result, torch.arange(6, dtype=dtype).reshape(2, 3) + root)
+
+
+@contract
+def allreduce_sums(comm: Communicator) -> None:
+    for dtype in SUMMED:
+        tensor = torch.arange(5, dtype=dtype) + comm.rank
+        result = comm.allreduce(tensor, name="a").wait()
+        assert result is tensor
+        ranks_sum = comm.size * (comm.size - 1) // 2
+        assert_same_bytes(result, torch.arange(5, dtype=dtype) * comm.size + ranks_sum)
+
+
+@contract
+def allreduce_gives_every_rank_the_same_bytes(comm: Communicator) -> None:
+    for numel in (1, 17, 1000, 100_003):
+        result = comm.allreduce(noise(comm.rank, numel), name="a").wait()
+        parts = torch.stack([noise(rank, numel).double() for rank in range(comm.size)])
+        # Each of the size - 1 additions in float32 rounds by at most 2^-24 of a partial sum.
+        bound = comm.size * 2**-24 * parts.abs().sum(0)
+        assert bool(((result.double() - parts.sum(0)).abs() <= bound).all())
+        everybodys = comm.allgather(result.view(torch.int32), name="g").wait().view(comm.size, numel)
+        assert bool((everybodys == everybodys[0]).all())
+
+
+@contract
+def allgather_concatenates_in_rank_order(comm: Communicator) -> None:
+    for dtype in MOVED:
+        tensor = torch.full((2, 3), comm.rank, dtype=dtype)
+        result = comm.allgather(tensor, name="g").wait()
+        assert_same_bytes(result, torch.arange(comm.size).repeat_interleave(2).to(dtype)[:, None].expand(-1, 3))
+        assert result.data_ptr() != tensor.data_ptr()
+
+
+@contract
+def allgather_takes_different_sizes(comm: Communicator) -> None:
+    sizes = [(3 * rank + 1) % 4 for rank in range(comm.size)]  # some of them 0
+    result = comm.allgather(noise(comm.rank, sizes[comm.rank], 2), sizes=sizes, name="g").wait()
+    assert_same_bytes(result, torch.cat([noise(rank, sizes[rank], 2) for rank in range(comm.size)]))
+
+
+@contract
+def alltoall_divides_evenly(comm: Communicator) -> None:
+    for dtype in MOVED:
+        tensor = (torch.arange(2 * comm.size) + 10 * comm.rank).to(dtype)
+        result = comm.alltoall(tensor, name="t").wait()
+        expected = [10 * rank + 2 * comm.rank + i for rank in range(comm.size) for i in (0, 1)]
+        assert_same_bytes(result, torch.tensor(expected).to(dtype))
+
+
+@contract
+def alltoall_takes_uneven_pieces(comm: Communicator) -> None:
+    ranks = range(comm.size)
+    rows = [[(source + 2 * target) % 3 for target in ranks] for source in ranks]  # some of them 0
+    tensors = [noise(rank, sum(rows[rank]), 2) for rank in ranks]
+    received = [rows[source][comm.rank] for source in ranks]
+    result = comm.alltoall(tensors[comm.rank], splits=rows[comm.rank], received=received, name="t").wait()
+    assert_same_bytes(result, torch.cat([tensors[source].split(rows[source])[comm.rank] for source in ranks]))
+
+
+@contract
+def shift_passes_to_the_next_rank(comm: Communicator) -> None:
+    into = torch.empty(4)
+    if "shift" not in comm.abilities:
+        with pytest.raises(ConfigurationError, match=f"{comm.kind} communicator cannot shift"):
+            comm.shift(torch.ones(4), into, name="s")
+        return
+    handles = [comm.shift(torch.full((4,), comm.rank + i / 2), torch.empty(4), name=f"s{i}") for i in range(5)]
+    for i, handle in enumerate(handles):
+        assert handle.wait().tolist() == [(comm.rank - 1) % comm.size + i / 2] * 4
+    assert comm.shift(torch.zeros(4), into, name="s").wait() is into
+
+
+@contract
+def many_collectives_are_under_way_at_once(comm: Communicator) -> None:
+    handles = [comm.allreduce(noise(comm.rank + i, 50), name=f"a{i}") for i in range(40)]
+    gathers = [comm.allgather(torch.tensor([i, comm.rank]), name=f"g{i}") for i in range(40)]
+    for i in reversed(range(40)):  # waited for in another order than started
+        parts = torch.stack([noise(rank + i, 50) for rank in range(comm.size)])
+        bound = comm.size * 2**-23 * parts.abs().sum(0)
+        assert bool(((handles[i].wait() - parts.sum(0)).abs() <= bound).all())
+        assert gathers[i].wait().tolist() == [n for rank in range(comm.size) for n in (i, rank)]
+
+
+@contract
+def calls_do_not_wait_for_other_ranks(comm: Communicator) -> None:
+    # The ranks wait for each other's last call before they wait for their first.
+    handles = [comm.broadcast(torch.full((3,), comm.rank), root, name=f"b{root}") for root in range(comm.size)]
+    handles += [comm.allreduce(torch.ones(200_000, dtype=torch.int64), name=f"a{i}") for i in range(3)]
+    assert [handle.wait()[0].item() for handle in reversed(handles)] == [*[comm.size] * 3, *reversed(range(comm.size))]
+
+
+@contract
+def a_handle_can_be_waited_for_again(comm: Communicator) -> None:
+    handle = comm.allreduce(torch.ones(3), name="a")
+    result = handle.wait()
+    result += 1  # now it is the caller's, and a second wait must not touch it
+    assert handle.wait() is result
+    assert result.tolist() == [comm.size + 1] * 3
+
+
+@contract
+def names_can_be_used_again_with_other_shapes(comm: Communicator) -> None:
+    for numel in (3, 5, 3, 1000):
+        assert comm.allreduce(torch.ones(numel), name="again").wait().sum().item() == numel * comm.size
+        assert comm.allgather(torch.ones(numel), name="again").wait().numel() == numel * comm.size
+
+
+@contract
+def empty_tensors_and_scalars(comm: Communicator) -> None:
+    assert comm.allreduce(torch.empty(0), name="a").wait().numel() == 0
+    assert comm.broadcast(torch.empty(0, 3), 0, name="b").wait().shape == (0, 3)
+    assert comm.allgather(torch.empty(0, 3), name="g").wait().shape == (0, 3)
+    assert comm.allgather(torch.empty(2, 0), name="h").wait().shape == (2 * comm.size, 0)
+    assert comm.alltoall(torch.empty(0), name="t").wait().numel() == 0
+    assert comm.allreduce(torch.tensor(1.0), name="s").wait().item() == comm.size
+    assert comm.broadcast(torch.tensor(comm.rank), comm.size - 1, name="r").wait().item() == comm.size - 1
+
+
+@contract
+def parameters_can_be_sent(comm: Communicator) -> None:
+    weight = torch.nn.Parameter(torch.full((2, 2), float(comm.rank)))
+    assert comm.broadcast(weight, comm.size - 1, name="w").wait() is weight
+    assert weight.tolist() == [[comm.size - 1.0] * 2] * 2
+    assert not comm.allgather(weight, name="g").wait().requires_grad
+
+
+@contract
+def bytes_are_counted_once_by_formula(comm: Communicator) -> None:
+    size, row = comm.size, 3 * 4
+    sizes = [rank % 3 for rank in range(size)]
+
+    def assert_counts(call: Callable[[], object], bytes_sent: float, payload: int) -> None:
+        sent_before, payload_before = comm.traffic.bytes_sent, comm.traffic.payload_bytes
+        call()
+        assert comm.traffic.bytes_sent - sent_before == pytest.approx(bytes_sent, rel=1e-12)
+        assert comm.traffic.payload_bytes - payload_before == payload
+
+    block, own, pieces = torch.ones(2, 3), torch.ones(sizes[comm.rank], 3), torch.ones(size, 3)
+    share = (size - 1) / size
+    assert_counts(lambda: comm.broadcast(block, 0, name="b").wait(), share * 2 * row, 2 * row)
+    assert_counts(lambda: comm.allreduce(block, name="a").wait(), 2 * share * 2 * row, 2 * row)
+    assert_counts(lambda: comm.allgather(block, name="g").wait(), share * size * 2 * row, size * 2 * row)
+    gathered = sum(sizes) * row
+    assert_counts(lambda: comm.allgather(own, sizes=sizes, name="h").wait(), share * gathered, gathered)
+    to_others = (size - 1) * row
+    assert_counts(lambda: comm.alltoall(pieces, name="t").wait(), to_others, to_others)
+    if "shift" in comm.abilities:
+        shifted = 2 * row if size > 1 else 0
+        assert_counts(lambda: comm.shift(block, torch.empty(2, 3), name="s").wait(), shifted, shifted)
+
+
+@contract
+def wrong_arguments_are_refused_before_anything_is_sent(comm: Communicator) -> None:
+    before = comm.traffic.payload_bytes
+    with pytest.raises(ConfigurationError, match=f'broadcast "x": root is {comm.size}'):
+        comm.broadcast(torch.ones(1), comm.size, name="x")
+    with pytest.raises(ConfigurationError, match='allreduce "x": the tensor must be dense and contiguous'):
+        comm.allreduce(torch.ones(3, 2).t(), name="x")
+    with pytest.raises(ArgumentTypeError, match='allreduce "x": expected a tensor, got list'):
+        comm.allreduce([1.0], name="x")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="needs a first dimension"):
+        comm.allgather(torch.tensor(1.0), name="x")
+    with pytest.raises(ConfigurationError, match=f"needs {comm.size} numbers of rows"):
+        comm.allgather(torch.ones(1), sizes=[1] * (comm.size + 1), name="x")
+    with pytest.raises(ConfigurationError, match=r"sizes\[\d+\] is 2, but this rank has 1 rows"):
+        comm.allgather(torch.ones(1), sizes=[2] * comm.size, name="x")
+    with pytest.raises(ConfigurationError, match="splits sum to"):
+        comm.alltoall(torch.ones(comm.size), splits=[2] * comm.size, name="x")
+    if comm.size > 1:
+        with pytest.raises(ConfigurationError, match="do not divide"):
+            comm.alltoall(torch.ones(comm.size + 1), name="x")
+    assert comm.traffic.payload_bytes == before

@@ -1,0 +1,71 @@
+"""Which communicator connect() takes, and what it says where it cannot."""
+
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch.distributed
+
+from ringprune.comm import connect
+from ringprune.errors import ConfigurationError, DependencyError
+
+
+def test_importing_starts_nothing() -> None:
+    program = (
+        "import sys, ringprune, ringprune.comm\n"
+        "assert not {'horovod', 'mpi4py', 'mpi4py.MPI'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("hovorod", 'allowed are "horovod", "mpi" and None; did you mean "horovod"?'),
+        ("mpi4py", 'did you mean "mpi"?'),
+        ("zzz", "kind is 'zzz'"),
+        ("torch", 'the "torch" communicator arrives in a later version; pass "horovod" or "mpi"'),
+        ("simulated", r"ringprune.simulate(world_size, fn)"),
+    ],
+)
+def test_unknown_kinds_are_refused(kind: str, message: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        connect(kind)
+    assert message in str(raised.value)
+
+
+def test_unknown_options_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no option 'process_set'; it has communicator, timeout"):
+        connect("mpi", process_set=None)
+
+
+@pytest.mark.parametrize(("kind", "module"), [("horovod", "horovod.torch"), ("mpi", "mpi4py")])
+def test_a_missing_package_is_named(kind: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules, f"ringprune.comm.{kind}", raising=False)
+    with pytest.raises(DependencyError, match=rf'"pip install ringprune\[{kind}\]"') as raised:
+        connect(kind)
+    assert isinstance(raised.value, ImportError)
+
+
+def test_the_default_is_horovod_where_it_is_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    horovod, ours = ModuleType("horovod.torch"), ModuleType("ringprune.comm.horovod")
+    horovod.is_initialized = lambda: True  # type: ignore[attr-defined]
+    ours.HorovodCommunicator = lambda **options: made.append(options)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
+    monkeypatch.setitem(sys.modules, "ringprune.comm.horovod", ours)
+    connect(timeout=5.0)
+    assert made == [{"timeout": 5.0}]
+
+
+def test_then_torch_distributed_then_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "horovod.torch", SimpleNamespace(is_initialized=lambda: False))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    with pytest.raises(ConfigurationError, match="arrives in a later version"):
+        connect()
+    ours = SimpleNamespace(MpiCommunicator=lambda: "mpi")
+    monkeypatch.setitem(sys.modules, "ringprune.comm.mpi", ours)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
+    assert connect() == "mpi"

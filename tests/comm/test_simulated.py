@@ -1,0 +1,202 @@
+"""What goes wrong on simulated ranks: everybody is told, by name, and nobody is left waiting."""
+
+import threading
+import time
+
+import pytest
+import torch
+
+from ringprune.comm import simulate
+from ringprune.comm.simulated import SimulatedCommunicator
+from ringprune.errors import CollectiveMismatchError, CommunicatorError, ConfigurationError, UsageError
+
+Errors = dict[int, Exception]
+
+
+def errors_of_all(size: int, fn, timeout: float = 10.0) -> Errors:
+    """Run ``fn`` on all ranks and return what each raised."""
+    errors: Errors = {}
+
+    def noting(comm: SimulatedCommunicator) -> None:
+        try:
+            fn(comm)
+        except Exception as error:
+            errors[comm.rank] = error
+            raise
+
+    with pytest.raises(Exception) as raised:
+        simulate(size, noting, timeout=timeout)
+    assert raised.value in errors.values()
+    return errors
+
+
+def test_results_come_in_rank_order() -> None:
+    assert simulate(5, lambda comm: (comm.rank, comm.size, comm.kind)) == [(rank, 5, "simulated") for rank in range(5)]
+
+
+def test_64_ranks() -> None:
+    def total(comm: SimulatedCommunicator) -> float:
+        for step in range(20):
+            result = comm.allreduce(torch.full((10,), float(comm.rank)), name=f"step {step}").wait()
+        return float(result[0])
+
+    assert simulate(64, total) == [64 * 63 / 2] * 64
+
+
+def test_sums_are_in_rank_order() -> None:
+    values = [1e8, 1.0, -1e8, 1.0]
+
+    def total(comm: SimulatedCommunicator) -> float:
+        time.sleep(0.01 * (3 - comm.rank))  # the last rank comes first
+        return float(comm.allreduce(torch.tensor([values[comm.rank]]), name="a").wait())
+
+    assert simulate(4, total) == [1.0] * 4  # (1e8 + 1) is 1e8 in float32
+
+
+def test_any_dtype_is_carried() -> None:
+    def check(comm: SimulatedCommunicator) -> None:
+        for dtype in (torch.bfloat16, torch.float16, torch.int8):
+            assert comm.allreduce(torch.ones(3, dtype=dtype), name="a").wait().tolist() == [3] * 3
+
+    simulate(3, check)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lambda c: c.allreduce(torch.ones(3), name="a"), lambda c: c.broadcast(torch.ones(3), 0, name="a")),
+        (lambda c: c.allreduce(torch.ones(3), name="a"), lambda c: c.allreduce(torch.ones(3), name="b")),
+        (lambda c: c.allreduce(torch.ones(3), name="a"), lambda c: c.allreduce(torch.ones(4), name="a")),
+        (lambda c: c.allreduce(torch.ones(3), name="a"), lambda c: c.allreduce(torch.ones(3).int(), name="a")),
+        (lambda c: c.broadcast(torch.ones(3), 0, name="a"), lambda c: c.broadcast(torch.ones(3), 1, name="a")),
+        (lambda c: c.allgather(torch.ones(3), name="a"), lambda c: c.allgather(torch.ones(4), name="a")),
+        (lambda c: c.allgather(torch.ones(3, 1), name="a"), lambda c: c.allgather(torch.ones(3, 2), name="a")),
+    ],
+    ids=["kind", "name", "shape", "dtype", "root", "rows", "row shape"],
+)
+def test_mismatch_is_raised_on_all_ranks_and_names_both_calls(first, second) -> None:
+    errors = errors_of_all(3, lambda comm: (second if comm.rank == 1 else first)(comm).wait())
+    assert len(errors) == 3
+    for error in errors.values():
+        assert type(error) is CollectiveMismatchError
+        assert str(error).count('called "') == 2
+        assert "rank 1 called" in str(error)
+    assert len({id(error) for error in errors.values()}) == 3
+
+
+def test_mismatch_reaches_ranks_that_wait_for_something_else() -> None:
+    def swapped(comm: SimulatedCommunicator) -> None:
+        names = ["a", "b"] if comm.rank else ["b", "a"]
+        handles = [comm.allreduce(torch.ones(1), name=name) for name in names]
+        handles[1].wait()
+
+    errors = errors_of_all(4, swapped)
+    assert sorted(errors) == [0, 1, 2, 3]
+    assert all(isinstance(error, CollectiveMismatchError) for error in errors.values())
+
+
+def test_pieces_that_do_not_fit_are_a_mismatch() -> None:
+    def uneven(comm: SimulatedCommunicator) -> None:
+        comm.alltoall(torch.ones(3), splits=[1, 2] if comm.rank else [2, 1], received=[2, 1], name="t").wait()
+
+    errors = errors_of_all(2, uneven)
+    assert "rank 0 sends 1 rows to rank 1, which expects 2" in str(errors[0])
+    assert type(errors[1]) is CollectiveMismatchError
+
+
+def test_the_error_of_the_rank_that_failed_is_raised() -> None:
+    failure = ValueError("boom")
+
+    def one_fails(comm: SimulatedCommunicator) -> None:
+        if comm.rank == 2:
+            raise failure
+        comm.allreduce(torch.ones(1200), name="bucket 3 values").wait()
+
+    with pytest.raises(ValueError, match="boom") as raised:
+        simulate(4, one_fails)
+    assert raised.value is failure
+    told = 'rank 2 ended with ValueError: boom while rank 0 was in "bucket 3 values" (allreduce of 1200 float32)'
+    assert f"rank 0: CommunicatorError: {told}" in getattr(failure, "__notes__", [f"rank 0: CommunicatorError: {told}"])
+
+
+def test_the_same_error_on_all_ranks_is_rank_0s() -> None:
+    def all_fail(comm: SimulatedCommunicator) -> None:
+        time.sleep(0.01 * (2 - comm.rank))
+        raise ValueError(f"from {comm.rank}")
+
+    with pytest.raises(ValueError, match="from 0"):
+        simulate(3, all_fail)
+
+
+def test_collectives_that_all_ranks_called_are_finished_after_a_rank_has_failed() -> None:
+    results = {}
+
+    def fails_later(comm: SimulatedCommunicator) -> None:
+        handle = comm.allreduce(torch.ones(1), name="a")
+        if comm.rank == 0:
+            raise ValueError("boom")
+        results[comm.rank] = handle.wait().item()
+
+    with pytest.raises(ValueError, match="boom"):
+        simulate(3, fails_later)
+    assert results == {1: 3.0, 2: 3.0}
+
+
+def test_a_rank_that_returns_early_is_named() -> None:
+    errors = errors_of_all(3, lambda comm: comm.rank == 1 or comm.broadcast(torch.ones(2), 1, name="b").wait())
+    assert sorted(errors) == [0, 2]
+    assert str(errors[2]) == 'rank 1 returned while rank 2 was in "b" (broadcast from rank 1 of 2 float32)'
+
+
+def test_a_call_that_nobody_waits_for_is_missed_too() -> None:
+    with pytest.raises(CommunicatorError, match=r'called "a" \(allreduce of 1 float32\), which rank 1 never did'):
+        simulate(2, lambda comm: comm.rank == 1 or comm.allreduce(torch.ones(1), name="a"))
+
+
+def test_the_time_limit_names_who_waits_and_who_never_came() -> None:
+    released = threading.Event()
+
+    def one_is_stuck(comm: SimulatedCommunicator) -> None:
+        if comm.rank == 1:
+            released.wait(10)
+        comm.allreduce(torch.ones(3), name="a").wait()
+
+    start = time.monotonic()
+    errors = errors_of_all(3, one_is_stuck, timeout=0.3)
+    released.set()
+    assert time.monotonic() - start < 5
+    assert sorted(errors) == [0, 2]
+    for error in errors.values():
+        assert str(error).startswith('time limit of 0.3 s: waiting in "a" (allreduce of 3 float32): ')
+        assert str(error).endswith("rank 1 never came, it is in no collective")
+
+
+def test_exit_is_raised_in_the_caller() -> None:
+    with pytest.raises(SystemExit, match="7"):
+        simulate(2, lambda comm: (_ for _ in ()).throw(SystemExit(7)))
+
+
+def test_tensors_are_written_in_wait_not_before() -> None:
+    def check(comm: SimulatedCommunicator) -> None:
+        tensor = torch.full((2,), float(comm.rank))
+        handle = comm.allreduce(tensor, name="a")
+        comm.allreduce(torch.ones(1), name="all have called").wait()
+        assert tensor.tolist() == [comm.rank] * 2
+        assert handle.wait().tolist() == [3.0] * 2
+
+    simulate(3, check)
+
+
+def test_after_close_calls_are_refused() -> None:
+    def check(comm: SimulatedCommunicator) -> None:
+        comm.close()
+        comm.close()
+        with pytest.raises(UsageError, match='allreduce "a": this communicator has been closed'):
+            comm.allreduce(torch.ones(1), name="a")
+
+    simulate(2, check)
+
+
+def test_no_ranks_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="world_size is 0"):
+        simulate(0, lambda comm: None)

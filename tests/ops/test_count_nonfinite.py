@@ -1,0 +1,69 @@
+"""count_nonfinite: NaN and infinities of every dtype, counted exactly."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringprune import ops
+from ringprune.errors import ArgumentTypeError, ConfigurationError
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+@given(data=st.data())
+def test_counts_what_python_counts(backend, same_bits, cases, data):
+    tensors = data.draw(cases.tensors(DTYPES))
+    counts = backend.op("count_nonfinite")([tensor.to(backend.device) for tensor in tensors])
+    expected = [sum(not math.isfinite(x) for x in tensor.reshape(-1).tolist()) for tensor in tensors]
+    same_bits(counts.cpu(), torch.tensor(expected))
+
+
+def test_large_float64_is_finite(backend):
+    tensor = torch.tensor([1e300, -1e300, float("inf")], dtype=torch.float64, device=backend.device)
+    assert backend.op("count_nonfinite")([tensor]).tolist() == [1]
+
+
+def test_thread_count_changes_nothing(backend, threads):
+    tensor = torch.ones(300_000, device=backend.device)
+    tensor[::1000] = float("nan")
+    for count in (1, 2, 3):
+        threads(count)
+        assert backend.op("count_nonfinite")([tensor]).tolist() == [300]
+
+
+def test_no_tensors_and_empty_tensors():
+    assert ops.count_nonfinite([]).shape == (0,)
+    assert ops.count_nonfinite([]).dtype == torch.int64
+    assert ops.count_nonfinite([torch.empty(0), torch.tensor([float("nan")])]).tolist() == [0, 1]
+
+
+BAD_VALUES = [({"tensors": [torch.ones(2), torch.ones(6)[::2]]}, r"tensors\[1\] .*contiguous")]
+BAD_TYPES = [({"tensors": [torch.ones(2), torch.ones(3).int()]}, r"tensors\[1\] is (int32|Int)")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "error"),
+    [(*case, ConfigurationError) for case in BAD_VALUES]
+    + [(*case, ArgumentTypeError) for case in [*BAD_TYPES, ({"tensors": torch.ones(2)}, "tensors is a Tensor")]],
+)
+def test_bad_arguments_are_named(arguments, message, error):
+    with pytest.raises(error, match=f"count_nonfinite: .*({message})"):
+        ops.count_nonfinite(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "error"),
+    [(*case, ValueError) for case in BAD_VALUES] + [(*case, TypeError) for case in BAD_TYPES],
+)
+@pytest.mark.usefixtures("native")
+def test_kernel_refuses_what_would_leave_memory(arguments, message, error):
+    with pytest.raises(error, match=f"ringprune::count_nonfinite: .*({message})"):
+        torch.ops.ringprune.count_nonfinite(**arguments)
+
+
+def test_opcheck():
+    tensors = [torch.ones(2, 3), torch.ones(0), torch.tensor([float("nan")])]
+    torch.library.opcheck(torch.ops.ringprune.count_nonfinite.default, (tensors,))

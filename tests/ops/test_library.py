@@ -1,0 +1,176 @@
+"""The compiled library: used where it is there, refused with a reason where it does not fit, never ignored silently."""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import pytest
+import torch
+
+import ringprune
+from ringprune import ops
+from ringprune.errors import ConfigurationError, NativeLibraryError
+from ringprune.ops import library
+
+FILE = f"_native{EXTENSION_SUFFIXES[0]}"
+MARKER = b"ringprune native library, built for torch %s, threads OpenMP\0"
+PRINT_BACKEND = "from ringprune import ops; print(ops.backend())"
+
+
+def refusal(folder: Path, mode: str = "auto") -> str:
+    """What the error says when the library beside ``folder`` is refused; always with versions and a way out."""
+    with pytest.raises(NativeLibraryError) as raised:
+        library._load(folder, mode)
+    message = str(raised.value)
+    assert f"running torch {torch.__version__}" in message
+    assert library.REBUILD in message
+    return message
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A copy of the package without its compiled library."""
+    copy = tmp_path / "ringprune"
+    ignored = shutil.ignore_patterns("_native*", "__pycache__")
+    shutil.copytree(Path(ringprune.__file__).parent, copy, ignore=ignored)
+    return copy
+
+
+def run(package: Path, *command: str, native: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run Python on the copied package; without a command, print its backend."""
+    environment = {name: value for name, value in os.environ.items() if name != "RINGPRUNE_NATIVE"}
+    environment |= {"PYTHONPATH": str(package.parent)} | ({} if native is None else {"RINGPRUNE_NATIVE": native})
+    return subprocess.run(
+        [sys.executable, *(command or ("-c", PRINT_BACKEND))],
+        env=environment,
+        cwd=package.parent,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_backend_of_this_process():
+    assert ops.backend() in ("native+cuda", "native", "reference")
+    assert (ops.native_path() is None) == (ops.backend() == "reference")
+    assert (ops.native_build() is None) == (ops.backend() == "reference")
+
+
+@pytest.mark.usefixtures("native")
+def test_build_names_torch_and_threads():
+    build = ops.native_build()
+    assert build is not None
+    assert build.startswith(f"built for torch {torch.__version__.split('+')[0]}, threads ")
+    assert build.endswith("threads OpenMP"), "compile and link with -fopenmp, or the kernels run on one thread"
+
+
+def test_nothing_built_is_fine(package):
+    result = run(package)
+    assert (result.stdout.strip(), result.stderr) == ("reference", "")
+
+
+@pytest.mark.usefixtures("native")
+def test_built_is_used(package):
+    shutil.copy(ops.native_path(), package)
+    result = run(package, native="require")
+    assert (result.stdout.strip(), result.stderr) == (ops.backend(), "")
+
+
+@pytest.mark.usefixtures("native")
+def test_off_leaves_it_alone(package):
+    shutil.copy(ops.native_path(), package)
+    assert run(package, native="off").stdout.strip() == "reference"
+
+
+def test_broken_file_stops_the_import(package):
+    (package / FILE).write_bytes(b"garbage")
+    result = run(package)
+    assert result.returncode != 0
+    assert "NativeLibraryError" in result.stderr
+    assert str(package / FILE) in result.stderr
+
+
+def test_modes_without_a_file(tmp_path):
+    assert library._load(tmp_path, "auto") is None
+    assert library._load(tmp_path, "off") is None
+    assert "no such file" in refusal(tmp_path, "require")
+    with pytest.raises(ConfigurationError, match="RINGPRUNE_NATIVE is 'sometimes'; allowed: auto, require, off"):
+        library._load(tmp_path, "sometimes")
+
+
+def test_off_does_not_read_a_broken_file(tmp_path):
+    (tmp_path / FILE).write_bytes(b"garbage")
+    assert library._load(tmp_path, "off") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        pytest.param(FILE, b"garbage", "damaged", id="garbage"),
+        pytest.param(FILE, b"", "damaged", id="empty"),
+        pytest.param(FILE, MARKER % b"1.0.0", "built for torch 1.0.0", id="another torch"),
+        pytest.param(FILE, MARKER % torch.__version__.encode(), FILE, id="not a library"),
+        pytest.param("_native.cpython-27-pdp11.so", b"", "another Python", id="another Python"),
+    ],
+)
+def test_file_that_cannot_be_used_is_refused(tmp_path, name, content, reason):
+    (tmp_path / name).write_bytes(content)
+    message = refusal(tmp_path)
+    assert str(tmp_path / name) in message
+    assert reason in message
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("share", [0.5, 0.99])
+def test_file_cut_short_is_refused(tmp_path, share):
+    whole = ops.native_path().read_bytes()
+    (tmp_path / FILE).write_bytes(whole[: int(share * len(whole))])
+    assert "damaged" in refusal(tmp_path)
+
+
+def test_library_without_our_kernels_is_refused(package, tmp_path):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source = tmp_path / "empty.c"
+    source.write_text(f'const char build[] = "{(MARKER % torch.__version__.encode())[:-1].decode()}";')
+    subprocess.run([compiler, "-shared", "-o", str(package / FILE), str(source)], check=True)
+    assert "it has no CPU kernel for accumulate" in run(package).stderr
+
+
+@pytest.mark.usefixtures("native")
+def test_kernel_for_other_arguments_is_refused(package):
+    shutil.copy(ops.native_path(), package)
+    select = package / "ops" / "select.py"
+    select.write_text(select.read_text().replace("int[] counts) -> Tensor", "int[] counts, float x) -> Tensor"))
+    result = run(package)
+    assert "NativeLibraryError" in result.stderr
+    assert "its kernel for select takes other arguments" in result.stderr
+
+
+def test_errors_are_import_errors():
+    assert issubclass(NativeLibraryError, ImportError)
+
+
+def test_call_turns_errors_of_kernels_into_ours():
+    def refuse(error):
+        raise error
+
+    for raised, ours in ((ValueError("v"), ConfigurationError), (TypeError("t"), ringprune.errors.ArgumentTypeError)):
+        with pytest.raises(ours, match=str(raised)):
+            library.call(refuse, raised)
+    with pytest.raises(RuntimeError, match="no fault of the arguments"):
+        library.call(refuse, RuntimeError("no fault of the arguments"))
+
+
+@pytest.mark.skipif(
+    ops.backend() == "reference", reason="the tests of this process are already those of the references"
+)
+def test_opcheck_passes_without_the_library(package):
+    tests = Path(__file__).parent
+    result = run(package, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "opcheck", "-c", os.devnull, str(tests))
+    assert result.returncode == 0, result.stdout
+    assert " passed" in result.stdout

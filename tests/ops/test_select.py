@@ -1,0 +1,141 @@
+"""select: exactly the largest scores, ties to the lowest position, whatever the scores are."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringprune import ops
+from ringprune.errors import ArgumentTypeError, ConfigurationError
+
+INF, NAN = float("inf"), float("nan")
+
+
+def definition(scores, offsets, counts):
+    """Sort by rank, then by position; NaN first."""
+    selected = []
+    values = scores.tolist()
+    for start, end, count in zip(offsets[:-1], offsets[1:], counts, strict=True):
+        ranked = sorted(range(start, end), key=lambda i: (-INF if math.isnan(values[i]) else -values[i], i))
+        # a NaN and an infinity have the same rank above: all NaN come first
+        ranked.sort(key=lambda i: not math.isnan(values[i]))
+        selected += sorted(ranked[:count])
+    return torch.tensor(selected, dtype=torch.int64)
+
+
+@st.composite
+def segments(draw, numel):
+    """Offsets from 0 to ``numel``, some of them equal, and a count for each segment."""
+    cuts = sorted(draw(st.lists(st.integers(0, numel), max_size=4)))
+    offsets = [0, *cuts, numel]
+    counts = [draw(st.integers(0, end - start)) for start, end in zip(offsets[:-1], offsets[1:], strict=True)]
+    return offsets, counts
+
+
+@given(data=st.data())
+def test_selects_what_sorting_would(backend, same_bits, cases, data):
+    scores = data.draw(cases.flat(data.draw(st.integers(0, 400))))
+    offsets, counts = data.draw(segments(scores.numel()))
+    indices = backend.op("select")(scores.to(backend.device), offsets, counts)
+    same_bits(indices.cpu(), definition(scores, offsets, counts))
+
+
+@given(words=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=50), data=st.data())
+def test_any_bits_are_ordered(backend, same_bits, words, data):
+    scores = torch.tensor(words, dtype=torch.int32).view(torch.float32)
+    count = data.draw(st.integers(0, len(words)))
+    indices = backend.op("select")(scores.to(backend.device), [0, len(words)], [count])
+    same_bits(indices.cpu(), definition(scores, [0, len(words)], [count]))
+
+
+@pytest.mark.parametrize(
+    ("scores", "count", "expected"),
+    [
+        pytest.param([5.0, 5.0, 5.0, 5.0], 2, [0, 1], id="all ties"),
+        pytest.param([0.0, 0.0, 0.0], 2, [0, 1], id="all zeros"),
+        pytest.param([1.0, 3.0, 2.0, 3.0, 3.0], 2, [1, 3], id="tie at the threshold"),
+        pytest.param([1.0, 3.0, 2.0, 3.0, 3.0], 4, [1, 2, 3, 4], id="below the tie"),
+        pytest.param([-0.0, 0.0, -0.0], 1, [0], id="one zero"),
+        pytest.param([-1.0, -3.0, -2.0, -INF], 2, [0, 2], id="negative"),
+        pytest.param([INF, NAN, 1.0, -NAN, INF], 1, [1], id="NaN above infinity"),
+        pytest.param([INF, NAN, 1.0, -NAN, INF], 3, [0, 1, 3], id="NaN of either sign, then infinity"),
+        pytest.param([1e-45, 0.0, 2e-45, -1e-45], 2, [0, 2], id="denormals"),
+        pytest.param([1.0, 2.0, 3.0], 3, [0, 1, 2], id="all"),
+        pytest.param([1.0, 2.0, 3.0], 0, [], id="none"),
+        pytest.param([7.0], 1, [0], id="one entry"),
+    ],
+)
+def test_special_scores(backend, scores, count, expected):
+    indices = backend.op("select")(torch.tensor(scores, device=backend.device), [0, len(scores)], [count])
+    assert indices.tolist() == expected
+
+
+@pytest.mark.parametrize("style", ["random", "ties"])
+def test_values_are_those_of_topk_at_any_thread_count(backend, same_bits, threads, style):
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(300_000, generator=generator)
+    scores = (scores * 50).round() if style == "ties" else scores
+    offsets, counts = [0, 200_000, 200_000, 200_001, 300_000], [2_000, 0, 1, 50_000]
+    results = []
+    for count in (1, 2, 3):
+        threads(count)
+        results.append(backend.op("select")(scores.to(backend.device), offsets, counts).cpu())
+        same_bits(results[-1], results[0])
+    assert bool((results[0].diff() > 0).all())
+    written = 0
+    for start, end, count in zip(offsets[:-1], offsets[1:], counts, strict=True):
+        chosen = results[0][written : (written := written + count)]
+        same_bits(scores[chosen].sort(descending=True).values, scores[start:end].topk(count).values)
+
+
+BAD_VALUES = [
+    ({"scores": torch.ones(5, 1)}, "scores has shape"),
+    ({"scores": torch.ones(10)[::2]}, "scores .*contiguous"),
+    ({"offsets": []}, "offsets"),
+    ({"offsets": [0, 2, 4]}, "offsets .*0 to 5"),
+    ({"offsets": [1, 2, 5]}, "offsets .*0 to 5"),
+    ({"offsets": [0, 6, 5]}, r"offsets\[2\] = 5 is below .*offsets\[1\] = 6"),
+    ({"offsets": [0, -1, 5]}, r"offsets\[1\] = -1 is below .*offsets\[0\] = 0"),
+    ({"counts": [1]}, "counts has 1 values; 2 are needed"),
+    ({"counts": [3, 0]}, r"counts\[0\] = 3; 0 to 2 is allowed, the entries of tensor 0"),
+    ({"counts": [2, -1]}, r"counts\[1\] = -1; 0 to 3 is allowed, the entries of tensor 1"),
+    ({"counts": [-(2**62), 2**62]}, r"counts\[0\]"),
+]
+BAD_TYPES = [({"scores": torch.ones(5).double()}, "scores is (float64|Double)")]
+BAD_PYTHON_TYPES = [
+    ({"scores": [1.0] * 5}, "scores is a list"),
+    ({"offsets": torch.tensor([0, 2, 5])}, "offsets is a Tensor"),
+    ({"offsets": [0, 2.0, 5]}, r"offsets\[1\] is a float; an int"),
+    ({"counts": [1.0, 1]}, r"counts\[0\] is a float; an int"),
+]
+
+
+def good():
+    """Arguments that work: two tensors of 2 and 3 entries."""
+    return {"scores": torch.ones(5), "offsets": [0, 2, 5], "counts": [1, 3]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "error"),
+    [(*case, ConfigurationError) for case in BAD_VALUES]
+    + [(*case, ArgumentTypeError) for case in BAD_TYPES + BAD_PYTHON_TYPES],
+)
+def test_bad_arguments_are_named(change, message, error):
+    with pytest.raises(error, match=f"select: .*({message})"):
+        ops.select(**good() | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "error"),
+    [(*case, ValueError) for case in BAD_VALUES] + [(*case, TypeError) for case in BAD_TYPES],
+)
+@pytest.mark.usefixtures("native")
+def test_kernel_refuses_what_would_leave_memory(change, message, error):
+    with pytest.raises(error, match=f"ringprune::select: .*({message})"):
+        torch.ops.ringprune.select(**good() | change)
+
+
+def test_opcheck():
+    torch.library.opcheck(torch.ops.ringprune.select.default, tuple(good().values()))

@@ -1,0 +1,155 @@
+"""take: the values at the indices leave the residual, velocity is masked but where a tensor is sent whole."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringprune import ops
+from ringprune.errors import ArgumentTypeError, ConfigurationError
+
+
+def definition(residual, velocity, indices, offsets):
+    """Entry by entry in Python; returns (values, residual, velocity) as new tensors."""
+    residual, velocity = residual.clone(), None if velocity is None else velocity.clone()
+    values = torch.tensor([residual[i] for i in indices.tolist()], dtype=torch.float32)
+    for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+        inside = [i for i in indices.tolist() if start <= i < end]
+        residual[inside] = 0.0
+        if velocity is not None and len(inside) < end - start:
+            velocity[inside] = 0.0
+    return values, residual, velocity
+
+
+@given(data=st.data())
+def test_matches_the_definition(backend, same_bits, cases, data):
+    numel = data.draw(st.integers(0, 120))
+    residual = data.draw(cases.flat(numel))
+    velocity = data.draw(st.none() | cases.flat(numel))
+    offsets = [0, *sorted(data.draw(st.lists(st.integers(0, numel), max_size=4))), numel]
+    indices = data.draw(cases.indices(numel))
+    for start, end in zip(offsets[:-1], offsets[1:], strict=True):  # some tensors whole
+        if data.draw(st.booleans()):
+            indices = torch.cat([indices, torch.arange(start, end)]).unique()
+    expected = definition(residual, velocity, indices, offsets)
+    residual = residual.to(backend.device, copy=True)
+    velocity = None if velocity is None else velocity.to(backend.device, copy=True)
+    values = backend.op("take")(residual, velocity, indices.to(backend.device), offsets)
+    same_bits(values.cpu(), expected[0])
+    same_bits(residual.cpu(), expected[1])
+    if velocity is not None:
+        same_bits(velocity.cpu(), expected[2])
+
+
+def test_thread_count_changes_nothing(backend, same_bits, threads):
+    numel, offsets = 300_000, [0, 100_000, 200_000, 300_000]
+    indices = torch.cat([torch.arange(0, 100_000, 3), torch.arange(100_000, 200_000), torch.arange(200_000, numel, 2)])
+    for count in (1, 2, 3):
+        threads(count)
+        residual = torch.arange(1.0, numel + 1, device=backend.device)
+        velocity = residual.clone()
+        values = backend.op("take")(residual, velocity, indices.to(backend.device), offsets)
+        same_bits(values.cpu(), indices + 1.0)
+        kept = torch.ones(numel, dtype=torch.bool)
+        kept[indices] = False
+        same_bits(residual.cpu(), torch.where(kept, torch.arange(1.0, numel + 1), 0.0))
+        kept[100_000:200_000] = True
+        same_bits(velocity.cpu(), torch.where(kept, torch.arange(1.0, numel + 1), 0.0))
+
+
+BAD_INDICES = [
+    ([-1, 2], r"indices\[0\] = -1 is not in \[0, 5\)"),
+    ([0, 5], r"indices\[1\] = 5 is not in \[0, 5\)"),
+    ([0, 2**62], r"indices\[1\] = 4611686018427387904 is not in \[0, 5\)"),
+    ([1, 3, 3], r"indices\[2\] = 3 is not above indices\[1\] = 3; they must be strictly ascending"),
+    ([1, 3, 2, 9], r"indices\[2\] = 2 is not above indices\[1\] = 3"),
+    ([4, 0, 1, 2, 3, 4, 4], r"indices\[1\] = 0 is not above indices\[0\] = 4"),
+]
+BAD_VALUES = [
+    *(({"indices": torch.tensor(indices)}, message) for indices, message in BAD_INDICES),
+    ({"residual": torch.ones(10)[::2]}, "residual .*contiguous"),
+    ({"residual": torch.ones(5, 1)}, "residual has shape"),
+    ({"velocity": torch.ones(4)}, "velocity has 4 entries; 5 are needed"),
+    ({"indices": torch.tensor([[1], [2]])}, "indices has shape"),
+    ({"indices": torch.arange(4)[::2]}, "indices .*contiguous"),
+    ({"offsets": [0, 2, 4]}, "offsets .*0 to 5"),
+    ({"offsets": [0, 6, 5]}, r"offsets\[2\] = 5 is below"),
+    ({"offsets": []}, "offsets"),
+]
+BAD_TYPES = [
+    ({"residual": torch.ones(5).half()}, "residual is (float16|Half)"),
+    ({"velocity": torch.ones(5).double()}, "velocity is (float64|Double)"),
+    ({"indices": torch.tensor([1, 2], dtype=torch.int32)}, "indices is (int32|Int)"),
+]
+
+
+def good():
+    """Arguments that work: two tensors of 2 and 3 entries."""
+    return {
+        "residual": torch.ones(5),
+        "velocity": torch.ones(5),
+        "indices": torch.tensor([1, 2]),
+        "offsets": [0, 2, 5],
+    }
+
+
+def assert_nothing_written(arguments):
+    assert bool((arguments["residual"] == 1.0).all())
+    assert bool((arguments["velocity"] == 1.0).all())
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "error"),
+    [(*case, ConfigurationError) for case in BAD_VALUES]
+    + [(*case, ArgumentTypeError) for case in [*BAD_TYPES, ({"indices": [1, 2]}, "indices is a list")]],
+)
+def test_bad_arguments_are_named_and_nothing_is_written(change, message, error):
+    arguments = good() | change
+    with pytest.raises(error, match=f"take: .*({message})"):
+        ops.take(**arguments)
+    assert_nothing_written(arguments)
+
+
+@pytest.mark.parametrize(("indices", "message"), BAD_INDICES)
+def test_every_backend_refuses_bad_indices_alike(backend, indices, message):
+    state = torch.ones(5, device=backend.device)
+    with pytest.raises(ConfigurationError, match=f"ringprune::take: {message}"):
+        backend.op("take")(state, None, torch.tensor(indices, device=backend.device), [0, 2, 5])
+    assert bool((state == 1.0).all())
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "error"),
+    [(*case, ValueError) for case in BAD_VALUES] + [(*case, TypeError) for case in BAD_TYPES],
+)
+@pytest.mark.usefixtures("native")
+def test_kernel_refuses_what_would_leave_memory(change, message, error):
+    arguments = good() | change
+    with pytest.raises(error, match=f"ringprune::take: .*({message})"):
+        torch.ops.ringprune.take(**arguments)
+    assert_nothing_written(arguments)
+
+
+def test_first_bad_index_is_named_at_any_thread_count(backend, threads):
+    indices = torch.arange(300_000)
+    indices[70_000] = 0
+    indices[250_000] = -1
+    for count in (1, 2, 3):
+        threads(count)
+        with pytest.raises(ConfigurationError, match=r"indices\[70000\] = 0 is not above indices\[69999\] = 69999"):
+            backend.op("take")(
+                torch.ones(300_000, device=backend.device), None, indices.to(backend.device), [0, 300_000]
+            )
+
+
+def test_autograd_sees_the_write(backend):
+    residual, velocity = torch.ones(3, device=backend.device), torch.ones(3, device=backend.device)
+    versions = residual._version, velocity._version
+    backend.op("take")(residual, velocity, torch.tensor([1], device=backend.device), [0, 3])
+    assert residual._version > versions[0]
+    assert velocity._version > versions[1]
+
+
+@pytest.mark.parametrize("velocity", [torch.ones(5), None])
+def test_opcheck(velocity):
+    torch.library.opcheck(torch.ops.ringprune.take.default, tuple((good() | {"velocity": velocity}).values()))
