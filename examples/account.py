@@ -43,8 +43,12 @@ def horovod_stats(numbers: int, bytes_each: int, ranks: int, steps: int) -> dict
 
 
 def mean_over_ranks(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One account from that of each rank: counts and seconds are averaged, ratios so that they fit the mean bytes."""
-    return {key: _mean(key, [one[key] for one in stats]) for key in stats[0]}
+    """One account from that of each rank: counts and seconds are averaged, ratios so that they fit the mean bytes.
+
+    Only roots score and select: what is missing in the account of a rank counts as 0.
+    """
+    keys = dict.fromkeys(key for one in stats for key in one)
+    return {key: _mean(key, [one.get(key, 0) for one in stats]) for key in keys}
 
 
 def _mean(key: str, values: Sequence[Any]) -> Any:

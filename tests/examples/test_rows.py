@@ -58,13 +58,13 @@ def test_mean_over_ranks() -> None:
         "bytes_sent": 300.0,
         "dense_equivalent_bytes": 800.0,
         "wire_ratio": 800 / 300,
-        "seconds": {"pack": 3.0},
+        "seconds": {"pack": 3.0, "score": 1.0},
     }
     mean = mean_over_ranks([one, two])
     assert mean["steps"] == 5
     assert mean["bytes_sent"] == 200
     assert mean["wire_ratio"] == pytest.approx(800 / 200), "of the mean bytes, not the mean of the ratios"
-    assert mean["seconds"] == {"pack": 2.0}
+    assert mean["seconds"] == {"pack": 2.0, "score": 0.5}
 
 
 def test_rows_have_the_agreed_keys() -> None:

@@ -1,7 +1,6 @@
 """The training scripts and the demonstration as real jobs, on two ranks and on one, stopped and continued."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,29 +10,29 @@ import pytest
 import torch
 from jobs import environment
 from rows import row_of
-from test_data import write_cifar, write_images
-from test_rows import KEYS
 
-ROOT = Path(__file__).resolve().parents[2]
-SCRIPTS = ROOT / "examples"
-pytestmark = pytest.mark.timeout(300)
+from tests.examples.test_data import write_cifar, write_images
+from tests.examples.test_rows import KEYS
+from tests.mpi.launch import run_job
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "examples"
+TIME_LIMIT = 120.0  # seconds for one job; a few where nothing else runs
+pytestmark = pytest.mark.timeout(600)
 
 
-def run(*command: str | Path, status: int = 0) -> str:
-    """Run a command to its end and return what it said; it has to end with ``status``."""
-    env = environment() | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(
-        [str(part) for part in command], env=env, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL
-    )
+def two_ranks(script: str, *options: str | Path, check: bool = True) -> str:
+    """Run a training script under mpirun and return what it said."""
+    return run_job(str(SCRIPTS / script), *map(str, options), np=2, timeout=TIME_LIMIT, check=check).output
+
+
+def alone(script: str, *options: str | Path, status: int = 0) -> str:
+    """Run a script without a launcher and return what it said; it has to end with ``status``."""
+    command = [sys.executable, *map(str, (SCRIPTS / script, *options))]
+    env = environment() | {"PYTHONPATH": str(SCRIPTS.parent)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=3 * TIME_LIMIT)
     said = done.stdout + done.stderr
-    assert (done.returncode == 0) == (status == 0), said[-4000:]
+    assert done.returncode == status, said[-4000:]
     return said
-
-
-def two_ranks(script: str, *options: str | Path, status: int = 0) -> str:
-    """Run a training script under mpirun."""
-    mpirun = ("mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none")
-    return run(*mpirun, sys.executable, SCRIPTS / script, *options, status=status)
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -72,7 +71,7 @@ def test_stop_and_continue_equals_not_stopping(tmp_path: Path) -> None:
     assert continued["value"] == unbroken["value"]
     last = unbroken["curve"]["bytes"][-1]
     assert last < continued["curve"]["bytes"][-1] < 1.01 * last, "starting again costs a hand-shake, and no more"
-    said = two_ranks("train_digits.py", *options, "--checkpoint", parts, "--density", "0.5", status=1)
+    said = two_ranks("train_digits.py", *options, "--checkpoint", parts, "--density", "0.5", check=False)
     assert "was written with {'density': 0.01}, this run has {'density': 0.5}" in said
 
 
@@ -95,7 +94,7 @@ def assert_equal(one: Any, two: Any) -> None:
 def test_charlm_on_one_rank_without_a_launcher(tmp_path: Path) -> None:
     for number in range(2):
         (tmp_path / f"{number}.py").write_text("for i in range(10):\n    print(i)\n" * 40)
-    said = run(sys.executable, SCRIPTS / "train_charlm.py", "--steps", "3", "--data", tmp_path, "--policy", "iwp")
+    said = alone("train_charlm.py", "--steps", "3", "--data", tmp_path, "--policy", "iwp")
     assert "validation loss" in said
 
 
@@ -103,7 +102,7 @@ def test_cifar10(tmp_path: Path) -> None:
     options = ("--data", write_cifar(tmp_path), "--steps", "3", "--batch-size", "4", "--depth", "8")
     assert "test accuracy" in two_ranks("train_cifar10.py", *options)
     (tmp_path / "test_batch.bin").write_bytes(b"damaged")
-    assert "test_batch.bin: 7 bytes, not a multiple of 3073" in two_ranks("train_cifar10.py", *options, status=1)
+    assert "test_batch.bin: 7 bytes, not a multiple of 3073" in two_ranks("train_cifar10.py", *options, check=False)
 
 
 def test_imagenet(tmp_path: Path) -> None:
@@ -113,7 +112,7 @@ def test_imagenet(tmp_path: Path) -> None:
 
 def test_demo_writes_rows_and_figures(tmp_path: Path) -> None:
     folders = ("--out", tmp_path / "a b" / "demo", "--logs", tmp_path / "a b" / "logs")
-    said = run(sys.executable, SCRIPTS / "demo.py", "--tasks", "digits", "--steps", "6", *folders)
+    said = alone("demo.py", "--tasks", "digits", "--steps", "6", *folders)
     rows = json.loads((tmp_path / "a b" / "demo" / "results.json").read_text())
     assert [row["method"] for row in rows] == ["horovod-fp32", "horovod-fp16", "ringprune:iwp"]
     assert all(set(row) >= KEYS for row in rows)
@@ -125,7 +124,7 @@ def test_demo_that_fails_leaves_no_results(tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo" / "results.json").write_text("of an earlier run")
     folders = ("--out", tmp_path / "demo", "--logs", tmp_path / "logs")
-    said = run(sys.executable, SCRIPTS / "demo.py", "--time-limit", "0.5", *folders, status=1)
+    said = alone("demo.py", "--time-limit", "0.5", *folders, status=1)
     assert "digits horovod-fp32 seed 1 failed: took too long" in said
     assert "What to try" in said
     assert list((tmp_path / "demo").iterdir()) == []
