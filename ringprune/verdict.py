@@ -17,6 +17,9 @@ __all__ = ["NonFinite", "Verdict"]
 
 NonFinite = Literal["raise", "skip"]
 
+SHOWN = 3
+"""Parameters that an error names; where one gradient is bad, often all are."""
+
 _log = logging.getLogger("ringprune")
 
 
@@ -79,11 +82,15 @@ class Verdict:
             raise UsageError("step() before backward(): no parameter has received a gradient since the last step")
         if self._raise:
             raise NonFiniteGradientError(
-                f"{self._gather('; '.join(self._nonfinite))}. The step was not made and nothing of it was kept; pass "
+                f"{self._gather(self._findings())}. The step was not made and nothing of it was kept; pass "
                 'nonfinite="skip" to skip such steps, or scaler= with a GradScaler'
             )
         if self._nonfinite:
-            _log.warning("rank %d: step skipped on all ranks: %s", self._comm.rank, "; ".join(self._nonfinite))
+            _log.warning("rank %d: step skipped on all ranks: %s", self._comm.rank, self._findings())
+
+    def _findings(self) -> str:
+        more = len(self._nonfinite) - SHOWN
+        return "; ".join(self._nonfinite[:SHOWN]) + (f"; and those of {more} more parameters" if more > 0 else "")
 
     def _gather(self, finding: str | None) -> str:
         with self._metrics.sending("headers"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ringprune as rp
-from training import (
+from tests.training import (
     OPTIMIZERS,
     batches,
     loss_of,
@@ -399,7 +399,7 @@ def test_ranks_that_start_from_different_weights_all_hear_of_it(policy: rp.Polic
         with torch.no_grad():
             model[2].weight[0, 0] += comm.rank == 1
         optimizer = wrap(model, comm, policy)
-        with pytest.raises(rp.RankMismatchError, match="'2.weight' has other weights on rank 1"):
+        with pytest.raises(rp.RankMismatchError, match=r"'2.weight' has other weights on rank 1"):
             run(model, optimizer, comm.rank, 1)
 
     rp.simulate(3, rank)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ringprune as rp
-from training import batches, loss_of, make_model, nesterov, run, same_bytes, sgd, train, weights, wrap
+from tests.training import batches, loss_of, make_model, nesterov, run, same_bytes, sgd, train, weights, wrap
 
 IWP = rp.IWP(0.05)
 
@@ -166,7 +166,7 @@ def test_param_groups_keep_their_own_settings_and_schedulers_work() -> None:
 
     def rank(comm: rp.comm.Communicator) -> Tensor:
         model = make_model()
-        return loop(model, rp.DistributedOptimizer(make(model), model.named_parameters(), policy=rp.IWP(1.0), comm=comm))
+        return loop(model, wrap(model, comm, rp.IWP(1.0), lambda _: make(model)))
 
     model = make_model()
     expected = loop(model, make(model))

@@ -1,0 +1,73 @@
+"""Save and resume: one file per rank, so that what a rank keeps to itself is kept too."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import horovod.torch as hvd
+import torch
+
+__all__ = ["Checkpoint"]
+
+SAME = ("policy", "density", "density_warmup", "roots", "seed", "lr", "clip", "batch_size")  # of a run that continues
+
+
+class Checkpoint:
+    """The files ``PATH.rank0``, ``PATH.rank1``, ... of one run; a run that continues equals one that never stopped.
+
+    Each rank saves all it has: the residuals of RingPrune and the running statistics of batch normalisation differ
+    from rank to rank. Without ``--checkpoint`` nothing is saved.
+
+    Args:
+        args: the options of the run; ``--checkpoint`` is what the names of the files start with.
+        steps: how many steps the run has.
+        parts: what is saved, by name: anything with ``state_dict`` and ``load_state_dict``.
+    """
+
+    def __init__(self, args: argparse.Namespace, steps: int, **parts: Any) -> None:
+        self.run = {key: getattr(args, key) for key in SAME} | {"steps": steps, "ranks": hvd.size()}
+        self.parts = parts
+        path: Path | None = args.checkpoint
+        self.file = path and path.with_name(f"{path.name}.rank{hvd.rank()}")
+
+    def save(self, step: int) -> None:
+        """Write the state after ``step`` steps; the files are replaced only when every rank has written its own."""
+        if self.file is None:
+            return
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        state |= {"step": step, "run": self.run, "random": torch.get_rng_state()}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self.file.with_name(self.file.name + ".new")
+        torch.save(state, fresh)
+        hvd.barrier()
+        os.replace(fresh, self.file)
+
+    def load(self) -> int:
+        """Continue where the files left off and return the number of steps done; 0 where there are none.
+
+        Raises:
+            ValueError: on every rank, with the reason of each rank that has one.
+        """
+        if self.file is None:
+            return 0
+        state = torch.load(self.file, weights_only=True) if self.file.exists() else None
+        found = hvd.allgather_object((state and state["step"], self._objection(state)))
+        steps = {step for step, _ in found}
+        objections = [reason for _, reason in found if reason]
+        if objections or len(steps) > 1:
+            raise ValueError("; ".join(objections) or f"{self.file}: the ranks' files are of different steps: {steps}")
+        if state is None:
+            return 0
+        for name, part in self.parts.items():
+            part.load_state_dict(state[name])
+        torch.set_rng_state(state["random"])
+        return int(state["step"])
+
+    def _objection(self, state: dict[str, Any] | None) -> str | None:
+        """Why this rank cannot continue from ``state``, if it cannot."""
+        if state is None or state["run"] == self.run:
+            return None
+        before = {key: value for key, value in state["run"].items() if value != self.run.get(key)}
+        now = {key: self.run.get(key) for key in before}
+        return f"{self.file} was written with {before}, this run has {now}; use another --checkpoint"

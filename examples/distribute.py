@@ -1,0 +1,46 @@
+"""Plain Horovod or RingPrune: the one place where the training scripts differ from an ordinary Horovod script."""
+
+import argparse
+
+import horovod.torch as hvd
+import torch
+
+__all__ = ["POLICIES", "clip_and_step", "distribute"]
+
+POLICIES = ("horovod-fp32", "horovod-fp16", "dense", "iwp")
+
+
+def distribute(
+    optimizer: torch.optim.Optimizer, model: torch.nn.Module, args: argparse.Namespace
+) -> torch.optim.Optimizer:
+    """Wrap ``optimizer`` so that its ``step()`` averages the gradients over the ranks, the way ``--policy`` says."""
+    named = model.named_parameters()
+    if args.policy == "horovod-fp32":
+        return hvd.DistributedOptimizer(optimizer, named_parameters=named)
+    if args.policy == "horovod-fp16":
+        return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=hvd.Compression.fp16)
+
+    import ringprune as rp
+
+    policy = rp.Dense()
+    if args.policy == "iwp":
+        warmup = rp.Warmup(steps=args.density_warmup, start=1.0)
+        policy = rp.IWP(density=args.density, roots=args.roots, warmup=warmup, clip_norm=args.clip)
+    return rp.DistributedOptimizer(
+        optimizer, named_parameters=named, policy=policy, comm=rp.connect(args.comm), seed=args.seed
+    )
+
+
+def clip_and_step(optimizer: torch.optim.Optimizer, model: torch.nn.Module, args: argparse.Namespace) -> None:
+    """Step with the norm of the gradient bounded by ``--clip``, where it was given.
+
+    Averaged gradients are clipped between ``synchronize()`` and ``step()``. A policy that keeps part of the gradient
+    back has to clip before it does so, on each rank: IWP was told the bound at construction.
+    """
+    if args.clip is None or args.policy == "iwp":
+        optimizer.step()
+        return
+    optimizer.synchronize()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
+    with optimizer.skip_synchronize():
+        optimizer.step()

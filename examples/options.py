@@ -1,0 +1,127 @@
+"""The command line that the training scripts share."""
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from distribute import POLICIES
+
+__all__ = ["options", "total_steps", "warmup_then_cosine"]
+
+EPILOG = """\
+policies:
+  horovod-fp32   hvd.DistributedOptimizer as it is
+  horovod-fp16   the same with hvd.Compression.fp16
+  dense          ringprune.DistributedOptimizer, everything sent: the results of horovod-fp32
+  iwp            ringprune.DistributedOptimizer, importance weighted pruning: the share --density is sent
+
+examples:
+  python examples/{script} --policy iwp                                one rank, to try things
+  horovodrun -np 2 python examples/{script} --policy iwp
+  mpirun -np 4 python examples/{script} --policy iwp --density 0.005
+  horovodrun -np 2 python examples/{script} --checkpoint run.pt        the same line again continues it
+
+If a job does not start at all, ask: ringprune doctor
+"""
+
+
+def options(
+    script: str, about: str, *, epochs: int | None = None, steps: int | None = None, **defaults: object
+) -> argparse.ArgumentParser:
+    """The parser of one script.
+
+    Args:
+        script: its name.
+        about: what it does.
+        epochs: how long to train if the user does not say.
+        steps: the same in steps.
+        defaults: its other defaults, for example ``lr=0.1``.
+    """
+    parser = argparse.ArgumentParser(
+        description=about, epilog=EPILOG.format(script=script), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    exchange = parser.add_argument_group("how gradients are exchanged")
+    exchange.add_argument("--policy", choices=POLICIES, default="iwp", help="see below (%(default)s)")
+    exchange.add_argument(
+        "--density",
+        type=float,
+        default=0.01,
+        metavar="SHARE",
+        help="iwp: share of a tensor's entries sent per step (%(default)s)",
+    )
+    exchange.add_argument(
+        "--density-warmup",
+        type=int,
+        metavar="STEPS",
+        help="iwp: steps in which the density falls from 1 to --density (a tenth of all)",
+    )
+    exchange.add_argument(
+        "--roots",
+        type=_roots,
+        default=1,
+        metavar="N|all",
+        help="iwp: how many ranks propose what to send at each step (%(default)s)",
+    )
+    exchange.add_argument(
+        "--comm",
+        choices=("horovod", "mpi"),
+        default="horovod",
+        help="dense and iwp: what carries the messages (%(default)s)",
+    )
+
+    training = parser.add_argument_group("training")
+    length = training.add_mutually_exclusive_group()
+    length.add_argument("--epochs", type=int, help=f"passes over the training data ({epochs or 'see --steps'})")
+    length.add_argument("--steps", type=int, help=f"steps instead of epochs ({steps or 'see --epochs'})")
+    training.add_argument("--batch-size", type=int, metavar="N", help="examples per rank and step (%(default)s)")
+    training.add_argument("--lr", type=float, help="highest learning rate: warm-up, then a cosine (%(default)s)")
+    training.add_argument("--clip", type=float, metavar="NORM", help="bound on the norm of the gradient (%(default)s)")
+    training.add_argument(
+        "--seed", type=int, default=1, help="weights, order of the data, choice of roots (%(default)s)"
+    )
+    training.add_argument("--validate-every", type=int, metavar="STEPS", help="how often; 0: at the end (an epoch)")
+
+    results = parser.add_argument_group("results")
+    results.add_argument(
+        "--checkpoint",
+        type=Path,
+        metavar="FILE",
+        help="continue from FILE.rank0, FILE.rank1, ... if they exist; save there at every validation",
+    )
+    results.add_argument(
+        "--stop-at",
+        type=int,
+        metavar="STEP",
+        help="save and stop there, as if the time of the job were up; needs --checkpoint",
+    )
+    # not "--log": horovodrun would take that for one of its own options
+    results.add_argument("--log-file", type=Path, metavar="FILE", help="write curves, metric, speed and bytes as JSON")
+    parser.set_defaults(usual_length=(epochs, steps), **defaults)
+    return parser
+
+
+def _roots(text: str) -> int | str:
+    return text if text == "all" else int(text)
+
+
+def total_steps(args: argparse.Namespace, steps_per_epoch: int) -> int:
+    """How long to train; fills in the options that depend on it."""
+    epochs, steps = (args.epochs, args.steps) if args.epochs or args.steps else args.usual_length
+    steps = steps or epochs * steps_per_epoch
+    if args.density_warmup is None:
+        args.density_warmup = steps // 10
+    if args.validate_every is None:
+        args.validate_every = steps_per_epoch
+    return int(steps)
+
+
+def warmup_then_cosine(steps: int, warmup: int) -> Callable[[int], float]:
+    """Factor of the learning rate at each step: rises for ``warmup`` steps, then falls to zero along a cosine."""
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+    return factor

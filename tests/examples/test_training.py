@@ -1,0 +1,131 @@
+"""The training scripts and the demonstration as real jobs, on two ranks and on one, stopped and continued."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import environment
+from rows import row_of
+from test_data import write_cifar, write_images
+from test_rows import KEYS
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "examples"
+pytestmark = pytest.mark.timeout(300)
+
+
+def run(*command: str | Path, status: int = 0) -> str:
+    """Run a command to its end and return what it said; it has to end with ``status``."""
+    env = environment() | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(
+        [str(part) for part in command], env=env, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL
+    )
+    said = done.stdout + done.stderr
+    assert (done.returncode == 0) == (status == 0), said[-4000:]
+    return said
+
+
+def two_ranks(script: str, *options: str | Path, status: int = 0) -> str:
+    """Run a training script under mpirun."""
+    mpirun = ("mpirun", "-np", "2", "--oversubscribe", "--bind-to", "none")
+    return run(*mpirun, sys.executable, SCRIPTS / script, *options, status=status)
+
+
+def read(path: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads(path.read_text())
+    return record
+
+
+def test_digits_with_plain_horovod_and_with_dense(tmp_path: Path) -> None:
+    records = {}
+    for policy in ("horovod-fp32", "dense"):
+        log = tmp_path / f"{policy}.json"
+        said = two_ranks("train_digits.py", "--policy", policy, "--steps", "6", "--log-file", log)
+        assert "digits: step 6/6" in said
+        records[policy] = read(log)
+    plain, dense = records["horovod-fp32"], records["dense"]
+    assert set(row_of(plain)) >= KEYS
+    assert plain["curve"]["loss"] == dense["curve"]["loss"], "dense is plain Horovod to the bit"
+    assert plain["stats"]["bytes_sent"] == plain["curve"]["bytes"][-1] == 6 * 4 * 283_786
+    assert dense["stats"]["wire_ratio"] == pytest.approx(1, rel=0.01)
+    assert plain["steps_per_second"] > 0
+
+
+def test_stop_and_continue_equals_not_stopping(tmp_path: Path) -> None:
+    options = ("--policy", "iwp", "--steps", "8", "--density-warmup", "3", "--validate-every", "4")
+    whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
+    two_ranks("train_digits.py", *options, "--checkpoint", whole, "--log-file", tmp_path / "whole.json")
+    two_ranks("train_digits.py", *options, "--checkpoint", parts, "--stop-at", "5")
+    two_ranks("train_digits.py", *options, "--checkpoint", parts, "--log-file", tmp_path / "parts.json")
+    for rank in range(2):
+        one, two = (torch.load(f"{path}.rank{rank}", weights_only=True) for path in (whole, parts))
+        assert one["step"] == two["step"] == 8
+        for part in ("model", "optimizer", "schedule"):
+            assert_equal(one[part], two[part])
+    unbroken, continued = (read(tmp_path / f"{name}.json") for name in ("whole", "parts"))
+    assert continued["curve"]["loss"] == unbroken["curve"]["loss"]
+    assert continued["value"] == unbroken["value"]
+    last = unbroken["curve"]["bytes"][-1]
+    assert last < continued["curve"]["bytes"][-1] < 1.01 * last, "starting again costs a hand-shake, and no more"
+    said = two_ranks("train_digits.py", *options, "--checkpoint", parts, "--density", "0.5", status=1)
+    assert "was written with {'density': 0.01}, this run has {'density': 0.5}" in said
+
+
+def assert_equal(one: Any, two: Any) -> None:
+    """The same numbers, all the way down."""
+    if isinstance(one, dict):
+        assert one.keys() == two.keys()
+        for key in one:
+            assert_equal(one[key], two[key])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(two)
+        for first, second in zip(one, two, strict=True):
+            assert_equal(first, second)
+    elif isinstance(one, torch.Tensor):
+        assert torch.equal(one, two)
+    else:
+        assert one == two
+
+
+def test_charlm_on_one_rank_without_a_launcher(tmp_path: Path) -> None:
+    for number in range(2):
+        (tmp_path / f"{number}.py").write_text("for i in range(10):\n    print(i)\n" * 40)
+    said = run(sys.executable, SCRIPTS / "train_charlm.py", "--steps", "3", "--data", tmp_path, "--policy", "iwp")
+    assert "validation loss" in said
+
+
+def test_cifar10(tmp_path: Path) -> None:
+    options = ("--data", write_cifar(tmp_path), "--steps", "3", "--batch-size", "4", "--depth", "8")
+    assert "test accuracy" in two_ranks("train_cifar10.py", *options)
+    (tmp_path / "test_batch.bin").write_bytes(b"damaged")
+    assert "test_batch.bin: 7 bytes, not a multiple of 3073" in two_ranks("train_cifar10.py", *options, status=1)
+
+
+def test_imagenet(tmp_path: Path) -> None:
+    small = ("--model", "resnet18", "--image-size", "32", "--batch-size", "2", "--epochs", "2")
+    assert "validation accuracy" in two_ranks("train_imagenet.py", "--data", write_images(tmp_path), *small)
+
+
+def test_demo_writes_rows_and_figures(tmp_path: Path) -> None:
+    folders = ("--out", tmp_path / "a b" / "demo", "--logs", tmp_path / "a b" / "logs")
+    said = run(sys.executable, SCRIPTS / "demo.py", "--tasks", "digits", "--steps", "6", *folders)
+    rows = json.loads((tmp_path / "a b" / "demo" / "results.json").read_text())
+    assert [row["method"] for row in rows] == ["horovod-fp32", "horovod-fp16", "ringprune:iwp"]
+    assert all(set(row) >= KEYS for row in rows)
+    assert "ringprune:iwp" in said
+    assert (tmp_path / "a b" / "demo" / "loss_vs_bytes.png").exists()
+
+
+def test_demo_that_fails_leaves_no_results(tmp_path: Path) -> None:
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo" / "results.json").write_text("of an earlier run")
+    folders = ("--out", tmp_path / "demo", "--logs", tmp_path / "logs")
+    said = run(sys.executable, SCRIPTS / "demo.py", "--time-limit", "0.5", *folders, status=1)
+    assert "digits horovod-fp32 seed 1 failed: took too long" in said
+    assert "What to try" in said
+    assert list((tmp_path / "demo").iterdir()) == []

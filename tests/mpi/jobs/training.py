@@ -1,0 +1,272 @@
+"""A job that holds the laws of training on real ranks, over the communicator named on its command line."""
+
+import hashlib
+import math
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import ringprune as rp
+from tests.mpi.inside import check_together, start
+from tests.training import (
+    OPTIMIZERS,
+    batches,
+    loss_of,
+    make_model,
+    nesterov,
+    run,
+    same_bytes,
+    train,
+    weights,
+    wrap,
+)
+
+EPS = torch.finfo(torch.float32).eps
+
+
+def all_bytes(comm: rp.comm.Communicator, data: bytes, name: str) -> list[bytes]:
+    message = torch.tensor(list(data), dtype=torch.uint8)
+    rows = comm.allgather(message, name=name).wait().reshape(comm.size, -1)
+    return [bytes(row.tolist()) for row in rows]
+
+
+def agreement(comm: rp.comm.Communicator, policy: rp.Policy, steps: int) -> None:
+    """The weights have the same hash on all ranks after every step."""
+    model = make_model()
+    optimizer = wrap(model, comm, policy, nesterov)
+    hashes = set()
+    for step, batch in enumerate(batches(comm.rank, steps)):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+        digest = hashlib.sha256(weights(model).numpy().tobytes()).digest()
+        seen = all_bytes(comm, digest, "weights' hash")
+        assert len(set(seen)) == 1, f"weights differ after step {step}: {[h.hex()[:8] for h in seen]}"
+        hashes.add(digest)
+    assert len(hashes) == steps
+    optimizer.close()
+
+
+def horovod_reference(make: Any, steps: int) -> tuple[Tensor, float]:
+    """Plain Horovod, and the largest averaged gradient seen."""
+    import horovod.torch as hvd
+
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(make(model.parameters()), named_parameters=model.named_parameters())
+    largest = 0.0
+    for batch in batches(hvd.rank(), steps):
+        optimizer.zero_grad()
+        loss_of(model, batch).backward()
+        optimizer.step()
+        largest = max(largest, *(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None))
+    return weights(model), largest
+
+
+def transparency(comm: rp.comm.Communicator, name: str, steps: int = 50) -> None:
+    """Dense is plain Horovod: to the bit with two ranks, where there is one order of sums; density 1 up to rounding.
+
+    The bound is that of tests/test_laws.py.
+    """
+    make = OPTIMIZERS[name]
+    expected, largest = horovod_reference(make, steps)
+    group = make([torch.zeros(1)]).param_groups[0]
+    gain = 2 / group["eps"] if name == "adamw" else 1 / (1 - group["momentum"])
+    bound = 2 * steps * group["lr"] * gain * (comm.size + 4) * EPS * largest + 4 * EPS * float(expected.abs().max())
+    for policy in (rp.Dense(), rp.IWP(1.0)):
+        got, optimizer = train(comm, policy, make, steps)
+        optimizer.close()
+        if policy == rp.Dense() and comm.size == 2:
+            assert same_bytes(got, expected), f"Dense differs by {float((got - expected).abs().max())}"
+        difference = float((got - expected).abs().max())
+        assert difference <= bound, f"{policy.name}: {difference} > {bound}"
+
+
+def like_horovod_where_gradients_are_missing(comm: rp.comm.Communicator) -> None:
+    """Unused on some ranks, unused on all, frozen: what plain Horovod does, to the bit."""
+    import horovod.torch as hvd
+
+    def loop(wrapped: Callable[[Any, nn.Module], Any]) -> Tensor:
+        model = nn.ModuleDict({key: nn.Linear(64, 64) for key in "abc"})
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for param in model.parameters():
+                param.copy_(torch.randn(param.shape, generator=generator))
+        model["c"].requires_grad_(False)
+        optimizer = wrapped(nesterov(model.parameters()), model)
+        for _ in range(3):
+            optimizer.zero_grad()
+            if comm.rank == 0:
+                model["a"](torch.ones(1, 64)).sum().backward()
+            else:
+                model["a"].weight.sum().backward()
+            optimizer.step()
+        return weights(model)
+
+    expected = loop(lambda o, m: hvd.DistributedOptimizer(o, named_parameters=m.named_parameters()))
+    got = loop(lambda o, m: rp.DistributedOptimizer(o, m.named_parameters(), policy=rp.Dense(), comm=comm))
+    if comm.size == 2:
+        assert same_bytes(got, expected)
+    assert torch.allclose(got, expected, atol=1e-6)
+
+
+def horovod_s_own_broadcasts(comm: rp.comm.Communicator) -> None:
+    """hvd.broadcast_parameters and broadcast_optimizer_state serve the wrapper, as migrating scripts call them.
+
+    The latter makes an uninitialised optimizer step on zero gradients; that step must neither wait nor move weights.
+    """
+    import horovod.torch as hvd
+
+    for make in (nesterov, torch.optim.AdamW):
+        model = make_model(seed=comm.rank)
+        inner = make(model.parameters())
+        if comm.rank == 0:
+            run(model, inner, 0, 2)
+        inner.zero_grad()
+        optimizer = wrap(model, comm, rp.IWP(0.05), lambda _, inner=inner: inner)
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        optimizer.zero_grad()
+        run(model, optimizer, comm.rank, 3)
+        digest = hashlib.sha256(weights(model).numpy().tobytes()).digest()
+        assert len(set(all_bytes(comm, digest, "weights' hash"))) == 1
+        optimizer.close()
+
+
+def horovod_s_arguments(comm: rp.comm.Communicator) -> None:
+    """op, compression and predivide as Horovod has them."""
+    import horovod.torch as hvd
+
+    for options in ({"op": hvd.Sum}, {"op": hvd.Average, "gradient_predivide_factor": 2.0}):
+        results = []
+        for library in (hvd, rp):
+            model = make_model()
+            extra = {} if library is hvd else {"policy": rp.Dense(), "comm": comm, "compression": hvd.Compression.none}
+            optimizer = library.DistributedOptimizer(
+                torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), **options, **extra
+            )
+            run(model, optimizer, comm.rank, 3)
+            results.append(weights(model))
+        assert torch.allclose(*results, atol=1e-6) and (comm.size > 2 or same_bytes(*results))
+    for options, said in (({"op": hvd.Adasum}, "Adasum"), ({"compression": hvd.Compression.fp16}, "compression")):
+        try:
+            wrap(make_model(), comm, rp.IWP(0.05), **options)
+        except rp.ConfigurationError as error:
+            assert said in str(error)
+        else:
+            raise AssertionError(f"{options} was accepted")
+
+
+def a_bad_gradient_of_one_rank(comm: rp.comm.Communicator) -> None:
+    model = make_model()
+    optimizer = wrap(model, comm, rp.IWP(0.05), nesterov)
+    run(model, optimizer, comm.rank, 2)
+    before = weights(model)
+    optimizer.zero_grad()
+    last = comm.rank == comm.size - 1
+    (loss_of(model, next(iter(batches(comm.rank, 1, 2)))) * (math.nan if last else 1.0)).backward()
+    try:
+        optimizer.step()
+    except rp.NonFiniteGradientError as error:
+        assert f"rank {comm.size - 1}: the gradient of '2.weight' has" in str(error), str(error)
+    else:
+        raise AssertionError("NaN was accepted")
+    assert same_bytes(weights(model), before)
+    run(model, optimizer, comm.rank, 2, start=2)
+    optimizer.close()
+
+
+def ranks_that_differ(comm: rp.comm.Communicator) -> None:
+    try:
+        wrap(make_model(), comm, rp.IWP(0.05), seed=comm.rank)
+    except rp.RankMismatchError as error:
+        assert "seed=1" in str(error)
+    else:
+        raise AssertionError("different seeds were accepted")
+
+
+def resume(comm: rp.comm.Communicator) -> None:
+    policy = rp.IWP(0.05, warmup=rp.Warmup(6), explore=0.2)
+    expected, optimizer = train(comm, policy, nesterov, 12)
+    optimizer.close()
+    model = make_model()
+    first = wrap(model, comm, policy, nesterov)
+    run(model, first, comm.rank, 5)
+    saved = {"model": model.state_dict(), "optimizer": first.state_dict()}
+    again = make_model(seed=3)
+    second = wrap(again, comm, policy, nesterov)
+    again.load_state_dict(saved["model"])
+    second.load_state_dict(saved["optimizer"])
+    run(again, second, comm.rank, 7, start=5)
+    if comm.size == 2:  # with more ranks the library may sum in another order from run to run
+        assert same_bytes(weights(again), expected)
+    assert torch.allclose(weights(again), expected, atol=1e-4)
+
+
+def counted_bytes(comm: rp.comm.Communicator) -> None:
+    start_bytes = comm.traffic.bytes_sent
+    model = make_model()
+    optimizer = wrap(model, comm, rp.IWP(0.05))
+    built = comm.traffic.bytes_sent
+    run(model, optimizer, comm.rank, 4)
+    stats = optimizer.stats()
+    assert math.isclose(stats["bytes_sent"], comm.traffic.bytes_sent - built)
+    assert built - start_bytes == (comm.size - 1) * 33, "the hand-shake"
+    share = (comm.size - 1) / comm.size
+    k = round(0.05 * 4096) + round(0.05 * 3072)
+    assert math.isclose(stats["bytes_indices"], 4 * share * 4 * k)
+    assert math.isclose(stats["bytes_values"], 4 * 2 * share * 4 * k)
+    optimizer.close()
+
+
+def process_sets(comm: rp.comm.Communicator) -> None:
+    """Ranks of a set exchange among themselves; a rank outside only steps, and waits for nobody."""
+    import horovod.torch as hvd
+
+    # All ranks together would be the global set, which Horovod has already.
+    pair = hvd.add_process_set([0, comm.size - 1] if comm.size > 2 else [0])
+    model = make_model()
+    optimizer = rp.DistributedOptimizer(
+        nesterov(model.parameters()), model.named_parameters(), policy=rp.IWP(0.05), process_set=pair
+    )
+    run(model, optimizer, comm.rank, 5)
+    digest = hashlib.sha256(weights(model).numpy().tobytes()).digest()
+    seen = all_bytes(comm, digest, "weights' hash")
+    assert seen[1] != seen[0]
+    assert comm.size == 2 or seen[0] == seen[-1]
+    assert bool(optimizer.stats()) == pair.included()
+    hvd.remove_process_set(pair)
+
+
+def checks(kind: str, steps: int) -> dict[str, Callable[[rp.comm.Communicator], None]]:
+    found: dict[str, Callable[[rp.comm.Communicator], None]] = {
+        "agreement, one root": partial(agreement, policy=rp.IWP(0.05), steps=steps),
+        "agreement, all roots": partial(agreement, policy=rp.IWP(0.05, roots="all", explore=0.2), steps=20),
+        "a bad gradient of one rank": a_bad_gradient_of_one_rank,
+        "ranks that differ": ranks_that_differ,
+        "resume": resume,
+        "counted bytes": counted_bytes,
+    }
+    if kind == "horovod":
+        found |= {f"transparency, {name}": partial(transparency, name=name) for name in OPTIMIZERS}
+        found |= {
+            "missing gradients": like_horovod_where_gradients_are_missing,
+            "Horovod's broadcasts": horovod_s_own_broadcasts,
+            "Horovod's arguments": horovod_s_arguments,
+            "process sets": process_sets,
+        }
+    return found
+
+
+if __name__ == "__main__":
+    kind, steps = sys.argv[1], int(sys.argv[2])
+    os.environ["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
+    comm = start(kind)
+    for name, check in checks(kind, steps).items():
+        check_together(kind, name, partial(check, comm))
+    if comm.rank == 0:
+        print(f"{len(checks(kind, steps))} checks passed on {comm.size} ranks")

@@ -1,0 +1,33 @@
+"""Training on real ranks: the laws over MPI and over Horovod (MPI and Gloo), and what happens when a rank dies."""
+
+import re
+
+import pytest
+
+from tests.mpi.launch import Launcher, run_job
+
+JOBS: list[tuple[str, Launcher, int, int]] = [
+    ("mpi", "mpirun", 2, 50),
+    ("mpi", "mpirun", 4, 200),
+    ("horovod", "mpirun", 2, 50),
+    ("horovod", "mpirun", 4, 200),
+    ("horovod", "horovodrun", 2, 50),
+    ("horovod", "horovodrun-gloo", 2, 50),
+]
+
+
+@pytest.mark.parametrize(("kind", "launcher", "np", "steps"), JOBS)
+def test_the_laws_hold_on_real_ranks(kind: str, launcher: Launcher, np: int, steps: int) -> None:
+    job = run_job("tests.mpi.jobs.training", kind, str(steps), np=np, launcher=launcher, timeout=240)
+    assert re.search(rf"\d+ checks passed on {np} ranks", job.output)
+
+
+DYING: list[tuple[str, Launcher]] = [("mpi", "mpirun"), ("horovod", "mpirun"), ("horovod", "horovodrun-gloo")]
+
+
+@pytest.mark.parametrize(("kind", "launcher"), DYING)
+def test_survivors_of_a_dead_rank_say_which_collective_they_were_in(kind: str, launcher: Launcher) -> None:
+    job = run_job("tests.mpi.jobs.dying", kind, np=3, launcher=launcher, timeout=90, check=False)
+    assert job.returncode not in (0, None), job.tails()
+    assert "without rank 1" not in job.output
+    assert re.search(r"(bucket \d+|verdict)", job.output), job.tails()
