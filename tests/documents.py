@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["DOCUMENTS", "ROOT", "Block", "anchors", "blocks", "code_spans", "links", "prose", "undo"]
+__all__ = ["DOCUMENTS", "PAGES", "ROOT", "Block", "anchors", "blocks", "code_spans", "links", "prose", "undo"]
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = [*DOCUMENTS, *sorted(ROOT.glob("examples/*.md"))]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
