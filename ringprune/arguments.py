@@ -135,15 +135,17 @@ def _is_average(op: Any) -> bool:
     raise ConfigurationError(f'op={name}: {why}; use hvd.Average, hvd.Sum, "average" or "sum"')
 
 
-def whole_number(name: str, value: Any, least: int) -> int:
-    """A whole number of at least ``least``.
+def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """A whole number of at least ``least``, and at most ``most`` where that is given.
 
     Raises:
         ArgumentTypeError: it is no whole number.
-        ConfigurationError: it is too small.
+        ConfigurationError: it is out of range.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise ArgumentTypeError(f"{name}={value!r}: a whole number of at least {least}")
     if value < least:
         raise ConfigurationError(f"{name}={value}: at least {least}")
+    if most is not None and value > most:
+        raise ConfigurationError(f"{name}={value}: at most {most}")
     return value

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ringprune.errors import CheckpointError
 
-__all__ = ["FORMAT", "Origin", "load", "save"]
+__all__ = ["FORMAT", "Origin", "check", "copy", "save"]
 
 FORMAT = 1
 
@@ -39,8 +39,8 @@ def save(origin: Origin, state: Tensors) -> dict[str, Any]:
     return {"format": FORMAT, **asdict(origin), "parameters": copies}
 
 
-def load(saved: Any, state: Tensors, rank: int, size: int) -> Origin:
-    """Copy a checkpoint's entry into ``state``; nothing is changed unless all of it fits.
+def check(saved: Any, state: Tensors, rank: int, size: int) -> Origin:
+    """Whether a checkpoint's entry fits ``state``; changes nothing.
 
     Raises:
         CheckpointError: there is no RingPrune entry, it has another format, it is of another rank or number of ranks,
@@ -60,13 +60,23 @@ def load(saved: Any, state: Tensors, rank: int, size: int) -> Origin:
             f"{size}: load each rank's own file with the same number of ranks, or call flush() before saving, after "
             "which any rank's checkpoint serves any number of ranks"
         )
-    _load_tensors(state, saved["parameters"])
+    _check_tensors(_flat(saved["parameters"]), _flat(state))
     return origin
 
 
-def _load_tensors(state: Tensors, saved: Tensors) -> None:
-    want = {f"{name}.{kind}": tensor for name, entry in state.items() for kind, tensor in entry.items()}
-    have = {f"{name}.{kind}": tensor for name, entry in saved.items() for kind, tensor in entry.items()}
+def copy(saved: Any, state: Tensors) -> None:
+    """Copy the tensors of a checkpoint's entry, which :func:`check` found to fit, into ``state``."""
+    have = _flat(saved["parameters"])
+    with torch.no_grad():
+        for key, tensor in _flat(state).items():
+            tensor.copy_(have[key])
+
+
+def _flat(state: Tensors) -> dict[str, Tensor]:
+    return {f"{name}.{kind}": tensor for name, entry in state.items() for kind, tensor in entry.items()}
+
+
+def _check_tensors(have: dict[str, Tensor], want: dict[str, Tensor]) -> None:
     missing, unexpected = sorted(want.keys() - have.keys()), sorted(have.keys() - want.keys())
     misshaped = [
         f"{key} ({list(have[key].shape)} in the checkpoint, {list(want[key].shape)} here)"
@@ -78,9 +88,6 @@ def _load_tensors(state: Tensors, saved: Tensors) -> None:
             "the checkpoint does not fit this model and policy. "
             f"Missing: {_listed(missing)}. Unexpected: {_listed(unexpected)}. Other shape: {_listed(misshaped)}"
         )
-    with torch.no_grad():
-        for key, tensor in want.items():
-            tensor.copy_(have[key])
 
 
 def _listed(names: list[str]) -> str:

@@ -73,7 +73,7 @@ class GradientMode:
         self._momentum = momentum.SharedMomentum(inner, params, plan.params, self._packed) if takes_over else None
         self.metrics = Metrics(comm.traffic, plan.numel)
         device = params[0].device if params else torch.device("cpu")
-        self._verdict = Verdict(comm, self.metrics, device, settings.nonfinite)
+        self._verdict = Verdict(comm, self.metrics, device, settings.nonfinite, expected=scale.enabled)
         self.exchange = Exchange(
             plan,
             policy,

@@ -77,25 +77,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
         sparse_as_dense: bool = False,
         gradient_predivide_factor: float = 1.0,
     ) -> None:
-        self._inner = arguments.check_optimizer(optimizer)
-        super().__init__(optimizer.param_groups, optimizer.defaults)
-        self._share()
-        self._should_synchronize = True
-        self._synchronized = self._skipped = self._scaled = self._flushed = self._closed = False
-        self._mode: GradientMode | None = None
-        if process_set is not None and not process_set.included():
-            return
-        self._comm = _communicator(comm, process_set)
+        outside = process_set is not None and not process_set.included()
+        if not outside:
+            self._comm = _communicator(comm, process_set)
         facts, failure = ["nothing"], None
         try:
+            self._inner = arguments.check_optimizer(optimizer)
+            super().__init__(optimizer.param_groups, optimizer.defaults)
+            self._share()
+            self._should_synchronize = True
+            self._synchronized = self._skipped = self._scaled = self._flushed = self._closed = False
+            self._mode: GradientMode | None = None
+            if outside:
+                return
+            scale = LossScale(scaler)
             settings = Settings(
                 seed=arguments.whole_number("seed", seed, 0),
                 passes=arguments.whole_number("backward_passes_per_step", backward_passes_per_step, 1),
-                nonfinite=nonfinite or ("skip" if scaler is not None else "raise"),
+                nonfinite=nonfinite or ("skip" if scale.enabled else "raise"),
                 overlap=overlap,
                 mean=arguments.horovod_arguments(op, compression, groups, sparse_as_dense, gradient_predivide_factor),
             )
-            scale = LossScale(scaler)
             if model is not None and not isinstance(model, torch.nn.Module):
                 raise ArgumentTypeError(f"model={model!r}: a torch.nn.Module, or None")
             chosen = as_policy(policy)
@@ -105,24 +107,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
             specs = arguments.describe_parameters(trained)
             shared = [str(chosen), str(settings), str(scale), *arguments.describe_optimizer(optimizer)]
             packed = [chosen.routing.packed(spec) for spec in specs]
-            plan = build_plan(specs, packed, arguments.whole_number("bucket_bytes", bucket_bytes, 1), shared)
+            limit = arguments.whole_number("bucket_bytes", bucket_bytes, 1, 4 * wire.MAX_POSITIONS)
+            plan = build_plan(specs, packed, limit, shared)
             params = [param for _, param, _ in trained]
             self._mode = GradientMode(optimizer, params, plan, chosen, self._comm, scale, settings)
             facts = [f"wire format {wire.WIRE_VERSION}", *plan.facts]
-        except RingPruneError as error:
-            failure = str(error)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
             raise
         finally:
             # A rank that fails here tells the others, who would wait for it otherwise.
-            self._shake_hands(facts, failure)
+            if not outside:
+                self._shake_hands(facts, failure)
 
     def _shake_hands(self, facts: Sequence[str], failure: str | None) -> None:
-        device = next((p.device for group in self.param_groups for p in group["params"]), torch.device("cpu"))
+        """Compare with the other ranks; a rank that has failed itself raises what it has, not what they say."""
+        params = [p for group in getattr(self, "param_groups", []) for p in group["params"]]
         try:
-            shake_hands(facts, self._comm, device, failure)
+            shake_hands(facts, self._comm, params[0].device if params else torch.device("cpu"), failure)
         except RingPruneError:
-            self.close()
             if failure is None:
+                self.close()
                 raise
 
     def _share(self) -> None:
@@ -271,11 +276,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mode = self._active()
         if mode is not None:
             mode.idle("load_state_dict()")
-            origin = checkpoint.load(state_dict.get("ringprune"), mode.state(), self._comm.rank, self._comm.size)
-            mode.exchange.resumed(origin.step)
-            self._flushed = origin.flushed
+            saved = state_dict.get("ringprune")
+            origin = checkpoint.check(saved, mode.state(), self._comm.rank, self._comm.size)
         self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != "ringprune"})
         self._share()
+        if mode is not None:
+            checkpoint.copy(saved, mode.state())
+            mode.exchange.resumed(origin.step)
+            self._flushed = origin.flushed
 
     def close(self) -> None:
         """Remove the hooks from the parameters, so that the model can be wrapped again; this wrapper is done."""

@@ -505,6 +505,7 @@ def test_two_wrappers_on_one_model_are_refused_until_the_first_is_closed_or_gone
         ({"seed": 0.5}, "seed=0.5"),
         ({"backward_passes_per_step": 0}, "backward_passes_per_step=0"),
         ({"bucket_bytes": 0}, "bucket_bytes=0"),
+        ({"bucket_bytes": 2**40}, "bucket_bytes=1099511627776: at most"),
         ({"scaler": 1.0}, "scaler=1.0"),
         ({"model": "resnet"}, "model='resnet'"),
         ({"groups": 2}, "groups=2"),
@@ -588,6 +589,14 @@ def test_parameters_without_names_are_numbered() -> None:
     only(rank)
 
 
+def zeroed(saved: dict[str, Any]) -> dict[str, Any]:
+    parameters = {
+        name: {kind: torch.zeros_like(tensor) for kind, tensor in entry.items()}
+        for name, entry in saved["parameters"].items()
+    }
+    return saved | {"parameters": parameters}
+
+
 def test_checkpoints_that_do_not_fit_are_refused_whole() -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         model, other = make_model(), nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 50), nn.Linear(50, 300))
@@ -607,6 +616,12 @@ def test_checkpoints_that_do_not_fit_are_refused_whole() -> None:
             optimizer.load_state_dict(sgd(model.parameters()).state_dict())
         with pytest.raises(rp.CheckpointError, match="format 99"):
             optimizer.load_state_dict(before | {"ringprune": before["ringprune"] | {"format": 99}})
+        groups = before["param_groups"][0] | {"params": before["param_groups"][0]["params"][:-1]}
+        with pytest.raises(ValueError, match="size of optimizer's group"):
+            optimizer.load_state_dict(
+                optimizer.state_dict() | {"param_groups": [groups], "ringprune": zeroed(before["ringprune"])}
+            )
+        assert optimizer.state_dict()["ringprune"]["parameters"]["0.weight"]["residual"].any()
         moved = before["ringprune"] | {"rank": 1 - comm.rank}
         with pytest.raises(rp.CheckpointError, match=r"residuals of rank .* of 2, .*flush\(\)"):
             optimizer.load_state_dict(before | {"ringprune": moved})
