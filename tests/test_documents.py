@@ -58,7 +58,7 @@ def test_programs_run(block: Block, tmp_path: Path) -> None:
     """On two ranks where they ask for ranks, otherwise in one process."""
     arguments = [str(block.document), str(tmp_path), str(block.line)]
     if "rp.connect(" in block.source:
-        run_job("tests.mpi.jobs.document", *arguments)
+        run_job("tests.mpi.jobs.document", *arguments, timeout=120)
         return
     done = subprocess.run(
         [sys.executable, "-m", "tests.mpi.jobs.document", *arguments],
@@ -95,7 +95,7 @@ def test_migration_is_the_lines_of_the_diff(tmp_path: Path) -> None:
     assert "rp." not in before
     plain = tmp_path / "plain.py"
     plain.write_text(before)
-    run_job(str(plain))
+    run_job(str(plain), timeout=120)
 
 
 @documents
