@@ -15,6 +15,7 @@ from ringprune.gradient_mode import GradientMode, Settings
 from ringprune.plan import build_plan, shake_hands
 from ringprune.policies import Policy, as_policy, check_abilities
 from ringprune.scaling import LossScale
+from ringprune.validation import flag, whole_number
 
 __all__ = ["DistributedOptimizer"]
 
@@ -32,7 +33,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             asks for it; any other keeps its own state and gets error feedback.
         named_parameters: ``model.named_parameters()``; None numbers them.
         policy: a policy, or its name with its defaults.
-        comm: a communicator, the name of one, or None: Horovod if initialised, otherwise MPI.
+        comm: a communicator, the name of one, or None for the default of :func:`ringprune.connect`: Horovod if
+            initialised, otherwise MPI.
         backward_passes_per_step: backward passes that are accumulated before an exchange.
         scaler: the loop's ``torch.amp.GradScaler``; an overflow on any rank then skips the step on all.
         model: the model; only for policies that schedule its forward pass.
@@ -45,6 +47,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         op: ``hvd.Average`` (default), ``hvd.Sum``, or ``"average"``, ``"sum"``.
         compression: Horovod's; only ``hvd.Compression.none``, since the policy decides what is sent.
         groups: Horovod's; refused, buckets take their place.
+        num_groups: Horovod's; refused likewise.
         process_set: a Horovod process set; on ranks outside it the wrapper only steps.
         sparse_as_dense: Horovod's; sparse gradients are made dense either way.
         gradient_predivide_factor: Horovod's; part of the division that happens before the sum.
@@ -73,6 +76,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         op: Any = None,
         compression: Any = None,
         groups: Any = None,
+        num_groups: int = 0,
         process_set: Any = None,
         sparse_as_dense: bool = False,
         gradient_predivide_factor: float = 1.0,
@@ -92,11 +96,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 return
             scale = LossScale(scaler)
             settings = Settings(
-                seed=arguments.whole_number("seed", seed, 0),
-                passes=arguments.whole_number("backward_passes_per_step", backward_passes_per_step, 1),
+                seed=whole_number("seed", seed, 0),
+                passes=whole_number("backward_passes_per_step", backward_passes_per_step, 1),
                 nonfinite=nonfinite or ("skip" if scale.enabled else "raise"),
-                overlap=overlap,
-                mean=arguments.horovod_arguments(op, compression, groups, sparse_as_dense, gradient_predivide_factor),
+                overlap=flag("overlap", overlap),
+                mean=arguments.horovod_arguments(
+                    op, compression, groups, num_groups, sparse_as_dense, gradient_predivide_factor
+                ),
             )
             if model is not None and not isinstance(model, torch.nn.Module):
                 raise ArgumentTypeError(f"model={model!r}: a torch.nn.Module, or None")
@@ -107,7 +113,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             specs = arguments.describe_parameters(trained)
             shared = [str(chosen), str(settings), str(scale), *arguments.describe_optimizer(optimizer)]
             packed = [chosen.routing.packed(spec) for spec in specs]
-            limit = arguments.whole_number("bucket_bytes", bucket_bytes, 1, 4 * wire.MAX_POSITIONS)
+            limit = whole_number("bucket_bytes", bucket_bytes, 1, 4 * wire.MAX_POSITIONS)
             plan = build_plan(specs, packed, limit, shared)
             params = [param for _, param, _ in trained]
             self._mode = GradientMode(optimizer, params, plan, chosen, self._comm, scale, settings)
@@ -161,7 +167,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._scaled = True
 
     def _finish(self, mode: GradientMode, *, stepping: bool) -> None:
-        self._flushed = False
+        self._flushed = self._scaled = False
         made = mode.finish()
         if not made:
             mode.scale.overflow(self, mode.params, stepping=stepping)
@@ -206,7 +212,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         inside_scaler, pending_scale = hasattr(self, "grad_scale"), getattr(self, "grad_scale", 1.0)
         if inside_scaler and not mode.scale.enabled:
             raise UsageError("GradScaler.step() was called with an optimizer that was built without scaler=: pass it")
-        if self._should_synchronize and not self._synchronized:
+        if self._should_synchronize and (mode.backward.touched or not self._synchronized):
+            if pending_scale is None:
+                raise UsageError("scaler.unscale_() before the exchange: call optimizer.synchronize() before it")
             self._finish(mode, stepping=inside_scaler)
         elif mode.backward.touched:
             raise UsageError("step() inside skip_synchronize() needs a synchronize() after backward()")
@@ -231,7 +239,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mode = self._active()
         if mode is not None:
             mode.idle("set_backward_passes_per_step()")
-            mode.backward.passes = arguments.whole_number("passes", passes, 1)
+            mode.backward.passes = whole_number("passes", passes, 1)
             mode.backward.reset()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -250,8 +258,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Afterwards nothing is private to a rank: residuals are zero, velocities their mean, and a checkpoint of any
         rank serves any number of ranks. Before evaluation it puts into the model what training has held back.
 
+        It is one more step of the wrapped optimizer, at its learning rate, on what was held back.
+
         Raises:
-            UsageError: between backward and step.
+            UsageError: between backward and step, or at learning rate 0, where what was held back would be lost.
         """
         mode = self._active()
         if mode is not None:
@@ -276,12 +286,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mode = self._active()
         if mode is not None:
             mode.idle("load_state_dict()")
-            saved = state_dict.get("ringprune")
-            origin = checkpoint.check(saved, mode.state(), self._comm.rank, self._comm.size)
+            origin = checkpoint.check_origin(state_dict.get("ringprune"), self._comm.rank, self._comm.size)
+            entries = state_dict["ringprune"]["parameters"]
+            checkpoint.check_tensors(entries, mode.state_like(n for n, kinds in entries.items() if "momentum" in kinds))
         self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != "ringprune"})
         self._share()
         if mode is not None:
-            checkpoint.copy(saved, mode.state())
+            checkpoint.copy(entries, mode.state())
             mode.exchange.resumed(origin.step)
             self._flushed = origin.flushed
 

@@ -35,7 +35,7 @@ def only_some_dtypes_are_summed(comm: Communicator) -> None:
 
 
 def other_devices_are_refused(comm: Communicator) -> None:
-    with pytest.raises(ConfigurationError, match="the tensor is on meta; .* copy it to the CPU"):
+    with pytest.raises(ConfigurationError, match=r"the tensor is on meta; .* copy it to the CPU"):
         comm.allreduce(torch.ones(3, device="meta"), name="a")
 
 
