@@ -19,7 +19,6 @@ if sys.version_info < (3, 10):  # noqa: UP036  said here, where old ones can sti
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from pathlib import Path
 
 import horovod_wheel
 import mpi_choice
+import native_library
 import torch_build
 from checkout import (
     CACHE,
@@ -53,6 +53,7 @@ CHECK_SECONDS = 180
 
 def main() -> None:
     """Take the lock, read the choices, do the steps."""
+    os.chdir(ROOT)
     with _lock():
         choices = read_choices(os.environ)
         steps = _steps(choices)
@@ -81,7 +82,13 @@ def _steps(choices: Choices) -> list[Step]:
             lambda: horovod_wheel.facts(choices),
             lambda log: horovod_wheel.install(log, choices),
         ),
-        Step("native", "native library", lambda: _native_facts(choices), lambda log: _build_native(log, choices)),
+        Step("package", "ringprune", native_library.package_facts, native_library.install_package),
+        Step(
+            "native",
+            "native library",
+            lambda: native_library.facts(choices),
+            lambda log: native_library.build(log, choices),
+        ),
         Step("check", "two ranks over MPI", lambda: _check_facts(choices), _check_ranks),
     ]
 
@@ -112,24 +119,6 @@ def _install_packages(log: Log) -> str:
     lines = [line for lines in _packages().values() for line in lines]
     log.call(pip("install", *lines))
     return "installed"
-
-
-def _native_facts(choices: Choices) -> object:
-    """Sources, the torch they are built against, and the library that came out."""
-    sources = sorted(path for path in ROOT.glob("csrc/**/*") if path.is_file())
-    digest = hashlib.sha256()
-    for path in [*sources, ROOT / "setup.py", ROOT / "pyproject.toml"]:
-        digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
-    libraries = sorted(path.name for path in ROOT.glob("ringprune/_native*.so"))
-    found = installed()
-    return [digest.hexdigest(), choices["RINGPRUNE_BUILD"], found.get("torch"), found.get("ringprune"), libraries]
-
-
-def _build_native(log: Log, choices: Choices) -> str:
-    """Install RingPrune so that .venv uses the files of this checkout; setup.py builds the library beside them."""
-    arguments: list[str | Path] = ["--no-index", "--no-deps", "--no-build-isolation", "--verbose", "--editable", ROOT]
-    log.call(pip("install", *arguments), {"RINGPRUNE_BUILD": choices["RINGPRUNE_BUILD"]})
-    return "built"
 
 
 def _check_facts(choices: Choices) -> object:
