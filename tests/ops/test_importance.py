@@ -61,6 +61,10 @@ def test_thread_count_changes_nothing(backend: Backend, threads: Callable[[int],
         assert_same_bits(scores.cpu(), expected)
 
 
+def test_no_tensors(backend: Backend) -> None:
+    assert backend.op("importance")(torch.empty(0, device=backend.device), [], floors=[]).shape == (0,)
+
+
 def test_parameters_leave_no_graph_behind() -> None:
     scores = ops.importance(torch.ones(3), [torch.nn.Parameter(torch.ones(3))], floors=[0.0])
     assert not scores.requires_grad

@@ -53,6 +53,15 @@ def test_halfway_values_go_to_even(backend: Backend, dtype: torch.dtype, digits:
     assert output.tolist() == [1.0, 1 + 2 * unit, 1 + unit]
 
 
+def test_no_tensors(backend: Backend) -> None:
+    nothing = torch.empty(0, device=backend.device)
+    backend.op("put")([], nothing.long(), nothing)
+    with pytest.raises(ConfigurationError, match=r"indices\[0\] = 0 is not in \[0, 0\)"):
+        backend.op("put")(
+            [], torch.zeros(1, dtype=torch.int64, device=backend.device), torch.ones(1, device=backend.device)
+        )
+
+
 def test_thread_count_changes_nothing(backend: Backend, threads: Callable[[int], None]) -> None:
     indices = torch.arange(0, 300_000, 7)
     expected = torch.zeros(300_000)

@@ -70,6 +70,10 @@ def test_special_scores(backend: Backend, scores: list[float], count: int, expec
     assert indices.tolist() == expected
 
 
+def test_no_tensors(backend: Backend) -> None:
+    assert backend.op("select")(torch.empty(0, device=backend.device), [0], []).shape == (0,)
+
+
 @pytest.mark.parametrize("style", ["random", "ties"])
 def test_values_are_those_of_topk_at_any_thread_count(
     backend: Backend, threads: Callable[[int], None], style: str

@@ -48,6 +48,11 @@ def test_matches_the_definition(backend: Backend, data: st.DataObject) -> None:
         assert_same_bits(velocity.cpu(), expected[2])
 
 
+def test_no_tensors(backend: Backend) -> None:
+    empty = torch.empty(0, device=backend.device)
+    assert backend.op("take")(empty, empty.clone(), empty.long(), [0]).shape == (0,)
+
+
 def test_thread_count_changes_nothing(backend: Backend, threads: Callable[[int], None]) -> None:
     numel, offsets = 300_000, [0, 100_000, 200_000, 300_000]
     indices = torch.cat([torch.arange(0, 100_000, 3), torch.arange(100_000, 200_000), torch.arange(200_000, numel, 2)])
