@@ -25,7 +25,7 @@ def errors_of_all(size: int, fn: Any, timeout: float = 10.0) -> Errors:
             errors[comm.rank] = error
             raise
 
-    with pytest.raises(Exception) as raised:  # noqa: PT011  which one is asked below
+    with pytest.raises(Exception) as raised:
         simulate(size, noting, timeout=timeout)
     assert raised.value in errors.values()
     return errors
