@@ -13,7 +13,7 @@ __all__ = ["facts", "install"]
 NOTICE = """
     The package index offers torch with CUDA: {count} packages more, about 3 GB to download and 7 GB on disk.
     On a machine without a GPU the CPU build (about 0.2 GB) is enough. Stop with Ctrl-C and choose it with
-        make {target} TORCH=cpu TORCH_INDEX=<URL>     the URL is what PyTorch's install page shows for "CPU"
+        make demo TORCH=cpu TORCH_INDEX=<URL>     the URL is what PyTorch's install page shows for "CPU"
     To go on without this pause: TORCH=any. Going on in {wait} s ... """
 NO_CPU_BUILD = """TORCH=cpu, but the package index only offers torch with CUDA. Name an index with CPU builds:
     make ... TORCH=cpu TORCH_INDEX=<URL>      the URL is what PyTorch's install page shows for "CPU"
@@ -36,8 +36,7 @@ def install(log: Log, choices: Choices) -> str:
     if count and choices["TORCH"] == "cpu":
         raise SetUpError(NO_CPU_BUILD)
     if count and choices["TORCH"] != "any":
-        target = os.environ.get("RINGPRUNE_TARGET", "demo")
-        print(NOTICE.format(count=count, target=target, wait=WAIT), end="", flush=True)
+        print(NOTICE.format(count=count, wait=WAIT), end="", flush=True)
         time.sleep(WAIT)
     log.call(pip("install", *wanted))
     return f"installed ({installed()['torch']})"
