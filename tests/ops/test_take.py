@@ -147,7 +147,7 @@ def test_kernel_refuses_what_would_leave_memory(change: Arguments, message: str,
 def test_first_bad_index_is_named_at_any_thread_count(backend: Backend, threads: Callable[[int], None]) -> None:
     indices = torch.arange(300_000)
     indices[70_000] = 0
-    indices[250_000] = -1
+    indices[299_999] = -1
     for count in (1, 2, 3):
         threads(count)
         with pytest.raises(ConfigurationError, match=r"indices\[70000\] = 0 is not above indices\[69999\] = 69999"):
