@@ -16,7 +16,9 @@ from pathlib import Path
 __all__ = ["Job", "JobFailed", "environment", "horovodrun"]
 
 STEP = re.compile(r"step (\d+)/(\d+)")
-TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>:")  # horovodrun names the rank at the start of each piece of output
+TAG = re.compile(
+    r"\[(?:\d+,)?(\d+)\]<std(?:out|err)>:"
+)  # horovodrun names the rank at the start of each piece of output
 
 
 class JobFailed(RuntimeError):
