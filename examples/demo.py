@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import draw
-from jobs import Job, JobFailed, horovodrun
+from jobs import Job, JobError, horovodrun
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rows import method_of, row_of, table_of
@@ -51,7 +51,7 @@ def main() -> int:
     started = time.perf_counter()
     try:
         records = run_all(args, console)
-    except (JobFailed, FileNotFoundError) as error:
+    except (JobError, FileNotFoundError) as error:
         console.print(str(error), style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
     rows = [row_of(record) for record in records]

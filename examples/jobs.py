@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Job", "JobFailed", "environment", "horovodrun"]
+__all__ = ["Job", "JobError", "environment", "horovodrun"]
 
 STEP = re.compile(r"step (\d+)/(\d+)")
 TAG = re.compile(
@@ -21,7 +21,7 @@ TAG = re.compile(
 )  # horovodrun names the rank at the start of each piece of output
 
 
-class JobFailed(RuntimeError):
+class JobError(RuntimeError):
     """A job ended with an error or took too long; the message shows the end of its log and what to try."""
 
 
@@ -69,7 +69,7 @@ class Job:
                 watch.cancel()
                 _end(process)
         if process.returncode != 0:
-            raise JobFailed(self._failure("took too long" if late.is_set() else f"exit status {process.returncode}"))
+            raise JobError(self._failure("took too long" if late.is_set() else f"exit status {process.returncode}"))
 
     def _failure(self, reason: str) -> str:
         tail = "".join(f"    {line}\n" for line in self.log.read_text().splitlines()[-25:])

@@ -14,6 +14,7 @@ from torch import Tensor
 from ringprune import counter_rng
 from ringprune.comm.communicator import Communicator, Handle
 from ringprune.errors import ConfigurationError
+from ringprune.validation import whole_number
 
 __all__ = ["Proposals", "Roots", "union"]
 
@@ -29,8 +30,8 @@ class Roots:
     count: int | Literal["all"] = 1
 
     def __post_init__(self) -> None:
-        if self.count != "all" and (isinstance(self.count, bool) or not isinstance(self.count, int) or self.count < 1):
-            raise ConfigurationError(f'roots={self.count!r}: a whole number of at least 1, or "all"')
+        if self.count != "all":
+            whole_number('roots (or "all")', self.count, 1)
 
     def number(self, size: int) -> int:
         """How many roots there are among ``size`` ranks.

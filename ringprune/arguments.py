@@ -10,6 +10,7 @@ from torch import Tensor
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.plan import ParamSpec
 from ringprune.reduction import Mean
+from ringprune.validation import flag, real_number
 from ringprune.wire import MAX_POSITIONS
 
 __all__ = [
@@ -18,7 +19,6 @@ __all__ = [
     "describe_parameters",
     "horovod_arguments",
     "name_parameters",
-    "whole_number",
 ]
 
 _REFUSED = {
@@ -101,7 +101,7 @@ def describe_parameters(named: Iterable[tuple[str, Tensor, int]]) -> list[ParamS
 
 
 def horovod_arguments(
-    op: Any, compression: Any, groups: Any, sparse_as_dense: bool, gradient_predivide_factor: float
+    op: Any, compression: Any, groups: Any, num_groups: int, sparse_as_dense: bool, gradient_predivide_factor: float
 ) -> Mean:
     """Horovod's arguments of the same names, as the reduction they ask for.
 
@@ -112,17 +112,15 @@ def horovod_arguments(
         raise ConfigurationError(
             f"compression={compression!r}: the policy decides what is sent; leave compression out (or Compression.none)"
         )
-    if groups is not None:
-        raise ConfigurationError(f"groups={groups!r}: tensors are grouped into buckets; set bucket_bytes instead")
-    if not isinstance(sparse_as_dense, bool):
-        raise ArgumentTypeError(f"sparse_as_dense={sparse_as_dense!r}: True or False; sparse gradients are made dense")
-    factor = gradient_predivide_factor
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < float("inf"):
-        raise ConfigurationError(f"gradient_predivide_factor={factor!r}: a positive finite number")
+    for name, value in (("groups", groups), ("num_groups", num_groups)):
+        if value:
+            raise ConfigurationError(f"{name}={value!r}: tensors are grouped into buckets; set bucket_bytes instead")
+    flag("sparse_as_dense", sparse_as_dense)
+    factor = real_number("gradient_predivide_factor", gradient_predivide_factor, above=0)
     average = _is_average(op)
     if not average and factor != 1.0:
         raise ConfigurationError(f"gradient_predivide_factor={factor!r} goes with op=Average only, as in Horovod")
-    return Mean(average=average, predivide=float(factor))
+    return Mean(average=average, predivide=factor)
 
 
 def _is_average(op: Any) -> bool:
@@ -133,17 +131,3 @@ def _is_average(op: Any) -> bool:
         return name == "Average"
     why = "Adasum needs the dense gradient of every layer" if name == "Adasum" else "gradients are averaged or summed"
     raise ConfigurationError(f'op={name}: {why}; use hvd.Average, hvd.Sum, "average" or "sum"')
-
-
-def whole_number(name: str, value: Any, least: int) -> int:
-    """A whole number of at least ``least``.
-
-    Raises:
-        ArgumentTypeError: it is no whole number.
-        ConfigurationError: it is too small.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ArgumentTypeError(f"{name}={value!r}: a whole number of at least {least}")
-    if value < least:
-        raise ConfigurationError(f"{name}={value}: at least {least}")
-    return value

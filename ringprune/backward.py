@@ -1,7 +1,8 @@
 """When gradients are ready: hooks count backward passes and report full buckets in the Plan's order."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from typing import Any, cast
 
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
@@ -12,7 +13,7 @@ from ringprune.plan import Plan
 
 __all__ = ["Backward"]
 
-_owners = WeakTensorKeyDictionary()
+_owners: MutableMapping[Tensor, "weakref.ref[Backward]"] = WeakTensorKeyDictionary()
 """Which Backward watches a parameter: two on one parameter would both exchange its gradient."""
 
 
@@ -56,7 +57,8 @@ class Backward:
         this = weakref.ref(self)
         for index, param in enumerate(params):
             _owners[param] = this
-            self._hooks.append(param.register_post_accumulate_grad_hook(_hook(this, index)))
+            # torch leaves this method without annotations.
+            self._hooks.append(cast(Any, param).register_post_accumulate_grad_hook(_hook(this, index)))
 
     def reset(self) -> None:
         """A new step begins: no parameter has had a pass."""

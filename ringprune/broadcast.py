@@ -14,22 +14,25 @@ __all__ = ["broadcast_parameters"]
 
 def broadcast_parameters(
     params: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
-    root: int = 0,
+    root_rank: int = 0,
     comm: Communicator | str | None = None,
 ) -> None:
-    """Overwrite tensors on every rank with those of rank ``root``; all ranks call this.
+    """Overwrite tensors on every rank with those of rank ``root_rank``; all ranks call this.
 
     The same as ``hvd.broadcast_parameters``, for jobs that do not use Horovod.
 
     Args:
         params: ``model.state_dict()`` or ``model.named_parameters()``, alike on all ranks.
-        root: the rank whose values are taken.
+        root_rank: the rank whose values are taken.
         comm: a communicator, the name of one, or None for the default of :func:`ringprune.connect`.
 
     Raises:
         ArgumentTypeError: a value is no tensor.
     """
+    own = comm is None or isinstance(comm, str)
     communicator = connect(comm) if comm is None or isinstance(comm, str) else comm
+    if not isinstance(communicator, Communicator):
+        raise ArgumentTypeError(f"comm={comm!r}: a communicator, its kind as a string, or None")
     pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     for name, tensor in pairs:
         if not isinstance(tensor, Tensor):
@@ -37,5 +40,7 @@ def broadcast_parameters(
         with torch.no_grad():
             # As bytes: every dtype travels, those a communicator cannot sum included.
             message = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)
-            received = communicator.broadcast(message, root, name=f"parameter {name}").wait()
+            received = communicator.broadcast(message, root_rank, name=f"parameter {name}").wait()
             tensor.copy_(received.view(tensor.dtype).view(tensor.shape))
+    if own:
+        communicator.close()

@@ -1,7 +1,7 @@
 """What a checkpoint holds besides torch's own keys, and the strict check when it is loaded."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ringprune.errors import CheckpointError
 
-__all__ = ["FORMAT", "Origin", "load", "save"]
+__all__ = ["FORMAT", "Origin", "check_origin", "check_tensors", "copy", "save"]
 
 FORMAT = 1
 
@@ -39,12 +39,12 @@ def save(origin: Origin, state: Tensors) -> dict[str, Any]:
     return {"format": FORMAT, **asdict(origin), "parameters": copies}
 
 
-def load(saved: Any, state: Tensors, rank: int, size: int) -> Origin:
-    """Copy a checkpoint's entry into ``state``; nothing is changed unless all of it fits.
+def check_origin(saved: Any, rank: int, size: int) -> Origin:
+    """Where a checkpoint's entry comes from, if this rank may continue from it.
 
     Raises:
-        CheckpointError: there is no RingPrune entry, it has another format, it is of another rank or number of ranks,
-            or names are missing, unexpected or have other shapes.
+        CheckpointError: there is no RingPrune entry, it is damaged or has another format, or it is of another rank or
+            number of ranks.
     """
     if not isinstance(saved, Mapping):
         raise CheckpointError(
@@ -53,20 +53,27 @@ def load(saved: Any, state: Tensors, rank: int, size: int) -> Origin:
         )
     if saved.get("format") != FORMAT:
         raise CheckpointError(f"the checkpoint has format {saved.get('format')!r}; this version reads {FORMAT}")
-    origin = Origin(saved["rank"], saved["size"], saved["step"], saved["flushed"])
+    names = [field.name for field in fields(Origin)]
+    absent = [name for name in (*names, "parameters") if name not in saved]
+    if absent:
+        raise CheckpointError(f"the checkpoint's 'ringprune' entry is damaged: it lacks {', '.join(absent)}")
+    origin = Origin(**{name: saved[name] for name in names})
     if not origin.flushed and (origin.rank, origin.size) != (rank, size):
         raise CheckpointError(
             f"the checkpoint holds the residuals of rank {origin.rank} of {origin.size}, this is rank {rank} of "
             f"{size}: load each rank's own file with the same number of ranks, or call flush() before saving, after "
             "which any rank's checkpoint serves any number of ranks"
         )
-    _load_tensors(state, saved["parameters"])
     return origin
 
 
-def _load_tensors(state: Tensors, saved: Tensors) -> None:
-    want = {f"{name}.{kind}": tensor for name, entry in state.items() for kind, tensor in entry.items()}
-    have = {f"{name}.{kind}": tensor for name, entry in saved.items() for kind, tensor in entry.items()}
+def check_tensors(saved: Tensors, state: Tensors) -> None:
+    """Whether a checkpoint's tensors fit ``state``; changes nothing.
+
+    Raises:
+        CheckpointError: names are missing, unexpected or have other shapes; lists the three.
+    """
+    have, want = _flat(saved), _flat(state)
     missing, unexpected = sorted(want.keys() - have.keys()), sorted(have.keys() - want.keys())
     misshaped = [
         f"{key} ({list(have[key].shape)} in the checkpoint, {list(want[key].shape)} here)"
@@ -78,9 +85,18 @@ def _load_tensors(state: Tensors, saved: Tensors) -> None:
             "the checkpoint does not fit this model and policy. "
             f"Missing: {_listed(missing)}. Unexpected: {_listed(unexpected)}. Other shape: {_listed(misshaped)}"
         )
+
+
+def copy(saved: Tensors, state: Tensors) -> None:
+    """Copy a checkpoint's tensors, which :func:`check_tensors` found to fit, into ``state``."""
+    have = _flat(saved)
     with torch.no_grad():
-        for key, tensor in want.items():
+        for key, tensor in _flat(state).items():
             tensor.copy_(have[key])
+
+
+def _flat(state: Tensors) -> dict[str, Tensor]:
+    return {f"{name}.{kind}": tensor for name, entry in state.items() for kind, tensor in entry.items()}
 
 
 def _listed(names: list[str]) -> str:

@@ -1,7 +1,8 @@
 """Gradient mode: gradients go into the exchange during backward, averages come out in ``param.grad``."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,6 +66,7 @@ class GradientMode:
         settings: Settings,
     ) -> None:
         self.plan, self.params, self.scale = plan, params, scale
+        self._known = {id(param) for param in params}
         self._inner, self._policy, self._comm = inner, policy, comm
         # The norm over all gradients is known only after backward.
         self._overlap = settings.overlap and policy.clipping.norm is None
@@ -73,7 +75,7 @@ class GradientMode:
         self._momentum = momentum.SharedMomentum(inner, params, plan.params, self._packed) if takes_over else None
         self.metrics = Metrics(comm.traffic, plan.numel)
         device = params[0].device if params else torch.device("cpu")
-        self._verdict = Verdict(comm, self.metrics, device, settings.nonfinite)
+        self._verdict = Verdict(comm, self.metrics, device, settings.nonfinite, expected=scale.enabled)
         self.exchange = Exchange(
             plan,
             policy,
@@ -123,12 +125,15 @@ class GradientMode:
         return self._policy.clipping.factors(grads, 1 / self.scale.value, self._comm.size)
 
     def _correction(self, bucket: Bucket, factors: list[float]) -> Correction:
-        groups = [self._inner.param_groups[self.plan.params[i].group] for i in bucket.members]
+        groups = [self._group(i) for i in bucket.members]
         return Correction(
             factors,
             [float(group.get("momentum", 0.0)) for group in groups],
             [bool(group.get("nesterov", False)) for group in groups],
         )
+
+    def _group(self, param: int) -> dict[str, Any]:
+        return self._inner.param_groups[self.plan.params[param].group]
 
     def _gradients(self, members: Sequence[int]) -> list[Tensor]:
         """The gradients to exchange, dense and contiguous; zeros where this rank has none, as with Horovod."""
@@ -140,6 +145,16 @@ class GradientMode:
                 param.grad = param.grad.to_dense()
             grads.append(param.grad.detach().contiguous())
         return grads
+
+    def _note_strangers(self) -> None:
+        """Parameters that were frozen, or not there, when the ranks agreed on what they exchange."""
+        for number, group in enumerate(self._inner.param_groups):
+            for param in group["params"]:
+                if param.requires_grad and id(param) not in self._known:
+                    self._verdict.note_fault(
+                        f"a parameter of shape {list(param.shape)} in param group {number} requires a gradient and did "
+                        "not when the optimizer was wrapped; close() the wrapper and wrap again"
+                    )
 
     def _note_nonfinite(self, members: Sequence[int], grads: Sequence[Tensor]) -> None:
         for member, count in zip(members, ops.count_nonfinite(grads).tolist(), strict=True):
@@ -161,6 +176,7 @@ class GradientMode:
             NonFiniteGradientError, UsageError: on all ranks together; nothing of the step is kept.
         """
         self._verdict.saw_gradient = self.backward.touched
+        self._note_strangers()
         made = self._finish_overlapped() if self._overlap else self._exchange_afterwards()
         self.backward.reset()
         self._open = False
@@ -194,6 +210,7 @@ class GradientMode:
         self._note_nonfinite(everything, grads)
         self._verdict.start()
         if not self._verdict.wait():
+            self.metrics.exchanged()
             return False
         factors = self._factors(grads)
         for bucket in self.plan.buckets:
@@ -205,10 +222,10 @@ class GradientMode:
     def _write_averages(self) -> None:
         outputs = []
         for param in self.params:
-            grad = param.grad
-            assert grad is not None
-            direct = grad.is_contiguous() and grad.dtype == param.dtype and not grad.requires_grad
-            outputs.append(grad if direct else torch.empty(param.shape, dtype=param.dtype, device=param.device))
+            grad = param.grad  # None where somebody dropped it after backward: the average comes all the same
+            if grad is None or not grad.is_contiguous() or grad.dtype != param.dtype or grad.requires_grad:
+                grad = torch.empty(param.shape, dtype=param.dtype, device=param.device)
+            outputs.append(grad)
         self.exchange.finish(outputs)
         for param, output in zip(self.params, outputs, strict=True):
             if param.grad is not output:
@@ -231,8 +248,15 @@ class GradientMode:
             self._inner.step()
 
     def flush(self) -> None:
-        """Send all residuals, whole, and step on them; dense parameters stay as they are."""
+        """Send all residuals, whole, and step on them; dense parameters stay as they are.
+
+        Raises:
+            UsageError: an exchange is under way, or the step would be one of learning rate 0.
+        """
         self.idle("flush()")
+        rates = [float(self._group(i)["lr"]) for i, packed in enumerate(self._packed) if packed]
+        if rates and not any(rates):
+            raise UsageError("flush() at learning rate 0 would lose what was held back: call it before the rate is 0")
         for packed, param in zip(self._packed, self.params, strict=True):
             param.grad = torch.zeros_like(param, memory_format=torch.contiguous_format) if packed else None
         self.exchange.flush([param if param.grad is None else param.grad for param in self.params])
@@ -267,6 +291,16 @@ class GradientMode:
         """
         if self.backward.touched or self._open:
             raise UsageError(f"{call} after backward() and before step() or synchronize(): an exchange is under way")
+
+    def state_like(self, saved: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+        """:meth:`state`, with momentum for every parameter in ``saved``; new momentum is zero, which is no change.
+
+        Args:
+            saved: names of the parameters that have momentum in a checkpoint.
+        """
+        if self._momentum is not None:
+            self._momentum.allocate(saved)
+        return self.state()
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Everything a checkpoint must hold besides the wrapped optimizer's state, as views by parameter name."""

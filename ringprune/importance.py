@@ -4,7 +4,6 @@ The score of Importance Weighted Pruning (arXiv 1901.01544) is the ratio of grad
 it chases small weights; RingPrune adds a share of the tensor's root mean square to the denominator (docs/papers.md).
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ringprune import ops
-from ringprune.errors import ConfigurationError
+from ringprune.validation import real_number
 
 __all__ = ["RMS_REFRESH", "Ratio", "root_mean_square"]
 
@@ -33,10 +32,8 @@ class Ratio:
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        if not 0 <= self.damping < math.inf:
-            raise ConfigurationError(f"damping={self.damping!r}: a finite number of at least 0")
-        if not 0 < self.eps < math.inf:
-            raise ConfigurationError(f"eps={self.eps!r}: a positive finite number")
+        real_number("damping", self.damping, least=0)
+        real_number("eps", self.eps, above=0)
 
     def scores(self, residual: Tensor, weights: Sequence[Tensor], rms: Tensor) -> Tensor:
         """[2] Score every entry of a bucket.

@@ -7,7 +7,7 @@ rank goes through one buffer per parameter after the exchange: ``buffer = m * bu
 momentum of the averaged gradient.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -58,18 +58,36 @@ class SharedMomentum:
     ) -> None:
         self._optimizer = optimizer
         self._params, self._specs, self._packed = params, specs, packed
-        self._buffers = {
-            spec.name: torch.zeros_like(param, dtype=torch.float32, memory_format=torch.contiguous_format)
-            for param, spec, is_packed in zip(params, specs, packed, strict=True)
-            if not is_packed or self._group(spec)["weight_decay"]
-        }
+        self._adopted = False
+        self._buffers: dict[str, Tensor] = {}
+        needed = [not is_packed or self._group(s)["weight_decay"] for s, is_packed in zip(specs, packed, strict=True)]
+        self.allocate(spec.name for spec, need in zip(specs, needed, strict=True) if need)
 
     def _group(self, spec: ParamSpec) -> dict[str, Any]:
         return self._optimizer.param_groups[spec.group]
 
+    def allocate(self, names: Iterable[str]) -> None:
+        """Make buffers for these parameters, where there are none yet."""
+        wanted = set(names)
+        for param, spec in zip(self._params, self._specs, strict=True):
+            if spec.name in wanted and spec.name not in self._buffers:
+                zeros = torch.zeros_like(param, dtype=torch.float32, memory_format=torch.contiguous_format)
+                self._buffers[spec.name] = zeros
+
+    def _adopt(self) -> None:
+        """Go on with the momentum SGD had before it was wrapped, or was given by ``hvd.broadcast_optimizer_state``."""
+        for param, spec in zip(self._params, self._specs, strict=True):
+            buffer = self._optimizer.state.get(param, {}).pop("momentum_buffer", None)
+            if buffer is not None:
+                self.allocate([spec.name])
+                self._buffers[spec.name].copy_(buffer)
+        self._adopted = True
+
     @torch.no_grad()
     def apply(self) -> None:
         """Turn every ``param.grad`` from the exchanged average into the whole update SGD is to make."""
+        if not self._adopted:
+            self._adopt()
         for param, spec, packed in zip(self._params, self._specs, self._packed, strict=True):
             group, grad = self._group(spec), param.grad
             decay = float(group["weight_decay"])
@@ -87,9 +105,7 @@ class SharedMomentum:
                 grad.copy_(update)
 
     def _through_buffer(self, spec: ParamSpec, source: Tensor, group: dict[str, Any]) -> Tensor:
-        if spec.name not in self._buffers:
-            # Weight decay was switched on after construction.
-            self._buffers[spec.name] = torch.zeros_like(source)
+        self.allocate([] if spec.name in self._buffers else [spec.name])  # decay was switched on after construction
         buffer = self._buffers[spec.name]
         buffer.mul_(group["momentum"]).add_(source)
         return source.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer

@@ -15,6 +15,7 @@ from ringprune.gradient_mode import GradientMode, Settings
 from ringprune.plan import build_plan, shake_hands
 from ringprune.policies import Policy, as_policy, check_abilities
 from ringprune.scaling import LossScale
+from ringprune.validation import flag, whole_number
 
 __all__ = ["DistributedOptimizer"]
 
@@ -32,7 +33,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             asks for it; any other keeps its own state and gets error feedback.
         named_parameters: ``model.named_parameters()``; None numbers them.
         policy: a policy, or its name with its defaults.
-        comm: a communicator, the name of one, or None: Horovod if initialised, otherwise MPI.
+        comm: a communicator, the name of one, or None for the default of :func:`ringprune.connect`: Horovod if
+            initialised, otherwise MPI.
         backward_passes_per_step: backward passes that are accumulated before an exchange.
         scaler: the loop's ``torch.amp.GradScaler``; an overflow on any rank then skips the step on all.
         model: the model; only for policies that schedule its forward pass.
@@ -45,6 +47,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         op: ``hvd.Average`` (default), ``hvd.Sum``, or ``"average"``, ``"sum"``.
         compression: Horovod's; only ``hvd.Compression.none``, since the policy decides what is sent.
         groups: Horovod's; refused, buckets take their place.
+        num_groups: Horovod's; refused likewise.
         process_set: a Horovod process set; on ranks outside it the wrapper only steps.
         sparse_as_dense: Horovod's; sparse gradients are made dense either way.
         gradient_predivide_factor: Horovod's; part of the division that happens before the sum.
@@ -73,29 +76,34 @@ class DistributedOptimizer(torch.optim.Optimizer):
         op: Any = None,
         compression: Any = None,
         groups: Any = None,
+        num_groups: int = 0,
         process_set: Any = None,
         sparse_as_dense: bool = False,
         gradient_predivide_factor: float = 1.0,
     ) -> None:
-        self._inner = arguments.check_optimizer(optimizer)
-        super().__init__(optimizer.param_groups, optimizer.defaults)
-        self._share()
-        self._should_synchronize = True
-        self._synchronized = self._skipped = self._scaled = self._flushed = self._closed = False
-        self._mode: GradientMode | None = None
-        if process_set is not None and not process_set.included():
-            return
-        self._comm = _communicator(comm, process_set)
+        outside = process_set is not None and not process_set.included()
+        if not outside:
+            self._comm = _communicator(comm, process_set)
         facts, failure = ["nothing"], None
         try:
-            settings = Settings(
-                seed=arguments.whole_number("seed", seed, 0),
-                passes=arguments.whole_number("backward_passes_per_step", backward_passes_per_step, 1),
-                nonfinite=nonfinite or ("skip" if scaler is not None else "raise"),
-                overlap=overlap,
-                mean=arguments.horovod_arguments(op, compression, groups, sparse_as_dense, gradient_predivide_factor),
-            )
+            self._inner = arguments.check_optimizer(optimizer)
+            super().__init__(optimizer.param_groups, optimizer.defaults)
+            self._share()
+            self._should_synchronize = True
+            self._synchronized = self._skipped = self._scaled = self._flushed = self._closed = False
+            self._mode: GradientMode | None = None
+            if outside:
+                return
             scale = LossScale(scaler)
+            settings = Settings(
+                seed=whole_number("seed", seed, 0),
+                passes=whole_number("backward_passes_per_step", backward_passes_per_step, 1),
+                nonfinite=nonfinite or ("skip" if scale.enabled else "raise"),
+                overlap=flag("overlap", overlap),
+                mean=arguments.horovod_arguments(
+                    op, compression, groups, num_groups, sparse_as_dense, gradient_predivide_factor
+                ),
+            )
             if model is not None and not isinstance(model, torch.nn.Module):
                 raise ArgumentTypeError(f"model={model!r}: a torch.nn.Module, or None")
             chosen = as_policy(policy)
@@ -105,24 +113,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
             specs = arguments.describe_parameters(trained)
             shared = [str(chosen), str(settings), str(scale), *arguments.describe_optimizer(optimizer)]
             packed = [chosen.routing.packed(spec) for spec in specs]
-            plan = build_plan(specs, packed, arguments.whole_number("bucket_bytes", bucket_bytes, 1), shared)
+            limit = whole_number("bucket_bytes", bucket_bytes, 1, 4 * wire.MAX_POSITIONS)
+            plan = build_plan(specs, packed, limit, shared)
             params = [param for _, param, _ in trained]
             self._mode = GradientMode(optimizer, params, plan, chosen, self._comm, scale, settings)
             facts = [f"wire format {wire.WIRE_VERSION}", *plan.facts]
-        except RingPruneError as error:
-            failure = str(error)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
             raise
         finally:
             # A rank that fails here tells the others, who would wait for it otherwise.
-            self._shake_hands(facts, failure)
+            if not outside:
+                self._shake_hands(facts, failure)
 
     def _shake_hands(self, facts: Sequence[str], failure: str | None) -> None:
-        device = next((p.device for group in self.param_groups for p in group["params"]), torch.device("cpu"))
+        """Compare with the other ranks; a rank that has failed itself raises what it has, not what they say."""
+        params = [p for group in getattr(self, "param_groups", []) for p in group["params"]]
         try:
-            shake_hands(facts, self._comm, device, failure)
+            shake_hands(facts, self._comm, params[0].device if params else torch.device("cpu"), failure)
         except RingPruneError:
-            self.close()
             if failure is None:
+                self.close()
                 raise
 
     def _share(self) -> None:
@@ -156,7 +167,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._scaled = True
 
     def _finish(self, mode: GradientMode, *, stepping: bool) -> None:
-        self._flushed = False
+        self._flushed = self._scaled = False
         made = mode.finish()
         if not made:
             mode.scale.overflow(self, mode.params, stepping=stepping)
@@ -201,7 +212,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         inside_scaler, pending_scale = hasattr(self, "grad_scale"), getattr(self, "grad_scale", 1.0)
         if inside_scaler and not mode.scale.enabled:
             raise UsageError("GradScaler.step() was called with an optimizer that was built without scaler=: pass it")
-        if self._should_synchronize and not self._synchronized:
+        if self._should_synchronize and (mode.backward.touched or not self._synchronized):
+            if pending_scale is None:
+                raise UsageError("scaler.unscale_() before the exchange: call optimizer.synchronize() before it")
             self._finish(mode, stepping=inside_scaler)
         elif mode.backward.touched:
             raise UsageError("step() inside skip_synchronize() needs a synchronize() after backward()")
@@ -226,7 +239,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mode = self._active()
         if mode is not None:
             mode.idle("set_backward_passes_per_step()")
-            mode.backward.passes = arguments.whole_number("passes", passes, 1)
+            mode.backward.passes = whole_number("passes", passes, 1)
             mode.backward.reset()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -245,8 +258,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Afterwards nothing is private to a rank: residuals are zero, velocities their mean, and a checkpoint of any
         rank serves any number of ranks. Before evaluation it puts into the model what training has held back.
 
+        It is one more step of the wrapped optimizer, at its learning rate, on what was held back.
+
         Raises:
-            UsageError: between backward and step.
+            UsageError: between backward and step, or at learning rate 0, where what was held back would be lost.
         """
         mode = self._active()
         if mode is not None:
@@ -271,11 +286,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mode = self._active()
         if mode is not None:
             mode.idle("load_state_dict()")
-            origin = checkpoint.load(state_dict.get("ringprune"), mode.state(), self._comm.rank, self._comm.size)
-            mode.exchange.resumed(origin.step)
-            self._flushed = origin.flushed
+            origin = checkpoint.check_origin(state_dict.get("ringprune"), self._comm.rank, self._comm.size)
+            entries = state_dict["ringprune"]["parameters"]
+            checkpoint.check_tensors(entries, mode.state_like(n for n, kinds in entries.items() if "momentum" in kinds))
         self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != "ringprune"})
         self._share()
+        if mode is not None:
+            checkpoint.copy(entries, mode.state())
+            mode.exchange.resumed(origin.step)
+            self._flushed = origin.flushed
 
     def close(self) -> None:
         """Remove the hooks from the parameters, so that the model can be wrapped again; this wrapper is done."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ringprune import ops
-from ringprune.errors import ConfigurationError
+from ringprune.validation import real_number
 
 __all__ = ["Clipping", "Correction", "Residual"]
 
@@ -32,8 +32,8 @@ class Clipping:
 
     def __post_init__(self) -> None:
         for name, bound in (("clip_norm", self.norm), ("clip_norm_per_tensor", self.norm_per_tensor)):
-            if bound is not None and not 0 < bound < math.inf:
-                raise ConfigurationError(f"{name}={bound!r}: a positive finite number, or None for no clipping")
+            if bound is not None:
+                real_number(name, bound, above=0)
 
     def factors(self, grads: Sequence[Tensor], scale: float, ranks: int) -> list[float]:
         """What each of ``grads`` is multiplied by: ``scale`` (1 / loss scale) and the clipping.

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ringprune.errors import ConfigurationError
 from ringprune.plan import ParamSpec
+from ringprune.validation import whole_number
 
 __all__ = ["AllDense", "LargeMatrices", "Routing", "sent_whole"]
 
@@ -35,8 +35,7 @@ class LargeMatrices:
     min_numel: int = 2048
 
     def __post_init__(self) -> None:
-        if isinstance(self.min_numel, bool) or not isinstance(self.min_numel, int) or self.min_numel < 1:
-            raise ConfigurationError(f"min_numel={self.min_numel!r}: a whole number of at least 1")
+        whole_number("min_numel", self.min_numel, 1)
 
     def packed(self, spec: ParamSpec) -> bool:
         """Whether the parameter travels packed."""

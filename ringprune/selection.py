@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ringprune import counter_rng, ops
-from ringprune.errors import ConfigurationError
+from ringprune.errors import ArgumentTypeError, ConfigurationError
+from ringprune.validation import real_number, whole_number
 
 __all__ = ["Density", "Warmup", "budgets", "explore", "select", "shares"]
 
@@ -29,10 +30,8 @@ class Warmup:
     start: float = 1.0
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
-            raise ConfigurationError(f"Warmup(steps={self.steps!r}): a whole number of at least 0")
-        if not 0 < self.start <= 1:
-            raise ConfigurationError(f"Warmup(start={self.start!r}): a density, above 0 and at most 1")
+        whole_number("steps", self.steps, 0)
+        real_number("start", self.start, above=0, most=1)
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,9 @@ class Density:
     warmup: Warmup = Warmup(steps=0)
 
     def __post_init__(self) -> None:
-        if isinstance(self.target, bool) or not 0 < self.target <= 1:
-            raise ConfigurationError(f"density={self.target!r}: a share of the entries, above 0 and at most 1")
+        real_number("density", self.target, above=0, most=1)
+        if not isinstance(self.warmup, Warmup):
+            raise ArgumentTypeError(f"warmup={self.warmup!r}: a ringprune.Warmup(steps, start), or None")
         if self.warmup.steps and self.warmup.start < self.target:
             raise ConfigurationError(
                 f"Warmup(start={self.warmup.start!r}) is below density={self.target!r}: it thins out"

@@ -31,13 +31,17 @@ class Verdict:
         metrics: counts the bytes as headers.
         device: where messages live.
         nonfinite: what to do when a gradient holds NaN or infinity: raise, or skip the step; on all ranks.
+        expected: skipped steps are no news, since a GradScaler looks for the largest scale that works.
     """
 
-    def __init__(self, comm: Communicator, metrics: Metrics, device: torch.device, nonfinite: str) -> None:
+    def __init__(
+        self, comm: Communicator, metrics: Metrics, device: torch.device, nonfinite: str, *, expected: bool
+    ) -> None:
         if nonfinite not in ("raise", "skip"):
             raise ConfigurationError(f'nonfinite={nonfinite!r}: "raise" or "skip"')
         self._comm, self._metrics, self._device = comm, metrics, device
         self._raise = nonfinite == "raise"
+        self._level = logging.DEBUG if expected else logging.WARNING
         self._handle: Handle | None = None
         self.clear()
 
@@ -86,7 +90,7 @@ class Verdict:
                 'nonfinite="skip" to skip such steps, or scaler= with a GradScaler'
             )
         if self._nonfinite:
-            _log.warning("rank %d: step skipped on all ranks: %s", self._comm.rank, self._findings())
+            _log.log(self._level, "rank %d: step skipped on all ranks: %s", self._comm.rank, self._findings())
 
     def _findings(self) -> str:
         more = len(self._nonfinite) - SHOWN

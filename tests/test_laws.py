@@ -232,9 +232,7 @@ def test_one_rank_reports_the_ratio_of_payloads() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_same_seed_gives_the_same_bytes(policy: str) -> None:
-    first, second = (
-        rp.simulate(3, lambda comm: train(comm, POLICIES[policy], seed=7, steps=8)[0]) for _ in range(2)
-    )
+    first, second = (rp.simulate(3, lambda comm: train(comm, POLICIES[policy], seed=7, steps=8)[0]) for _ in range(2))
     assert same_bytes(first[0], second[0])
 
 
@@ -408,3 +406,22 @@ def test_ranks_that_start_from_different_weights_all_hear_of_it(policy: rp.Polic
 def test_a_policy_is_a_value() -> None:
     assert dataclasses.replace(rp.IWP(0.01), explore=0.25) == rp.IWP(0.01, explore=0.25)
     assert hash(rp.IWP(0.01)) == hash(rp.IWP(0.01))
+
+
+def test_whatever_goes_wrong_at_construction_is_told_to_the_others() -> None:
+    """Even what is no error of ours, such as an iterator of names that raises."""
+
+    def names() -> Any:
+        raise OSError("no such table")
+        yield
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        if comm.rank == 1:
+            with pytest.raises(OSError, match="no such table"):
+                rp.DistributedOptimizer(sgd(model.parameters()), names(), comm=comm)
+        else:
+            with pytest.raises(rp.RankMismatchError, match=r"rank 1 could not build .* OSError: no such table"):
+                rp.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), comm=comm)
+
+    rp.simulate(3, rank)

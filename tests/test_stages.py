@@ -125,8 +125,11 @@ def captured(score: torch.Tensor, gradient: torch.Tensor, share: float = 0.01) -
 
 
 def test_raw_ratio_captures_little_energy_and_damping_mends_it() -> None:
-    """docs/papers.md: with Gaussian gradients and weights, the top 1 % hold E|g|^3 / (E|g| E g^2) = 2.0 % of the energy
-    by the raw ratio, 8.5 % by magnitude, 6.7 % by the damped ratio. Standard errors here are below 0.1 points."""
+    """The figures of docs/papers.md for Gaussian gradients and weights.
+
+    The top 1 % hold E|g|^3 / (E|g| E g^2) = 2.0 % of the energy by the raw ratio, 8.5 % by magnitude, 6.7 % by the
+    damped ratio. Standard errors here are below 0.1 points.
+    """
     generator = torch.Generator().manual_seed(0)
     gradient, weight = torch.randn(2, 1_000_000, generator=generator)
     rms = importance.root_mean_square([weight])

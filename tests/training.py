@@ -39,9 +39,7 @@ def adamw(params: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(params, lr=1e-2, eps=1e-2, weight_decay=1e-2)
 
 
-OPTIMIZERS: dict[str, MakeOptimizer] = {
-    f.__name__: f for f in (sgd, nesterov, decayed, maximize, plain_sgd, adamw)
-}
+OPTIMIZERS: dict[str, MakeOptimizer] = {f.__name__: f for f in (sgd, nesterov, decayed, maximize, plain_sgd, adamw)}
 
 
 def make_model(seed: int = 0) -> nn.Module:
@@ -73,9 +71,7 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def run(
-    model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: int, start: int = 0
-) -> None:
+def run(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int, steps: int, start: int = 0) -> None:
     for batch in batches(rank, steps, start):
         optimizer.zero_grad()
         loss_of(model, batch).backward()

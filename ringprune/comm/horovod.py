@@ -3,6 +3,7 @@
 The one file that imports Horovod.
 """
 
+from collections import Counter
 from typing import Any
 
 import horovod.torch as hvd
@@ -24,6 +25,9 @@ SUMMED = (torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
 MOVED = (torch.uint8, torch.int8, torch.int16, *SUMMED)
 
 
+_made: Counter[int] = Counter()
+
+
 class HorovodCommunicator(CheckedCommunicator):
     """The ranks of Horovod, or of one of its process sets; tensors wherever this build of Horovod takes them.
 
@@ -43,6 +47,10 @@ class HorovodCommunicator(CheckedCommunicator):
         self._process_set = hvd.global_process_set if process_set is None else process_set
         _check_process_set(self._process_set)
         super().__init__(self._process_set.rank(), self._process_set.size())
+        # Horovod matches by name alone: two communicators may be in collectives of the same name at the same time.
+        # Counted per process set, since only its ranks make a communicator of it.
+        self._number = _made[self._process_set.process_set_id]
+        _made[self._process_set.process_set_id] += 1
         self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (HorovodInternalError, ValueError))
 
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
@@ -56,7 +64,7 @@ class HorovodCommunicator(CheckedCommunicator):
 
     def _enqueue(self, call: Call, tensor: Tensor) -> int:
         """Hand the collective to the background thread; returns Horovod's number for it."""
-        options = {"name": f"ringprune.{call.name}", "process_set": self._process_set}
+        options = {"name": f"ringprune {self._number}: {call.name}", "process_set": self._process_set}
         if call.op == "broadcast":
             root = self._process_set.ranks[call.root]  # Horovod's broadcast wants the global rank
             return int(hvd.broadcast_async_(tensor, root, **options))

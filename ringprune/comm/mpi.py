@@ -75,7 +75,7 @@ class MpiCommunicator(CheckedCommunicator):
         except MPI.Exception as error:
             raise self._waiter.failed(call, error) from error
         return self._waiter.handle(
-            call, done=lambda: bool(MPI.Request.Testall(requests)), result=lambda: into, kept=tensor
+            call, done=lambda: all(request.Test() for request in requests), result=lambda: into, kept=tensor
         )
 
     def _broadcast(self, call: Call, tensor: Tensor, into: Tensor) -> list[MPI.Request]:

@@ -144,7 +144,7 @@ class _PolledHandle:
 
 def _consider_handler() -> None:
     """Take SIGTERM if nobody else has; only the main thread may, and once is enough."""
-    global _handler_considered
+    global _handler_considered  # noqa: PLW0603  signal handlers belong to the process
     if _handler_considered or threading.current_thread() is not threading.main_thread():
         return
     _handler_considered = True

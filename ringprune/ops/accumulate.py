@@ -9,10 +9,10 @@ from ringprune.errors import ConfigurationError
 from ringprune.ops.checks import (
     FLOATS,
     check_flat,
-    check_length,
     check_numbers,
     check_overlap,
     check_tensors,
+    check_truths,
     offsets_of,
 )
 from ringprune.ops.library import call, define
@@ -76,7 +76,7 @@ def accumulate(
         check_flat(op, "velocity_out", velocity_out, torch.float32, device=device, numel=numel)
     check_numbers(op, "factors", factors, len(grads))
     check_numbers(op, "momentum", momentum, len(grads))
-    check_length(op, "nesterov", nesterov, len(grads))
+    check_truths(op, "nesterov", nesterov, len(grads))
     call(
         _accumulate,
         grads,

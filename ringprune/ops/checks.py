@@ -22,6 +22,7 @@ __all__ = [
     "check_offsets",
     "check_overlap",
     "check_tensors",
+    "check_truths",
     "offsets_of",
 ]
 
@@ -99,6 +100,14 @@ def check_numbers(op: str, name: str, values: Sequence[float], length: int, low:
         if not low <= value <= FLOAT32_MAX:  # also catches NaN
             allowed = "a finite number of float32" if low < 0 else f"a finite number of float32 that is >= {low:g}"
             raise ConfigurationError(f"{op}: {name}[{i}] = {value}; {allowed} is needed")
+
+
+def check_truths(op: str, name: str, values: Sequence[bool], length: int) -> None:
+    """Refuse what is not one bool per tensor."""
+    check_length(op, name, values, length)
+    for i, value in enumerate(values):
+        if not isinstance(value, bool):
+            raise ArgumentTypeError(f"{op}: {name}[{i}] is a {type(value).__name__}; a bool is needed")
 
 
 def check_offsets(op: str, offsets: Sequence[int], numel: int) -> None:

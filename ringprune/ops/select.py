@@ -1,6 +1,7 @@
 """Find the entries of largest score in every tensor: stage 3 of the exchange."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ def select_reference(scores: Tensor, offsets: Sequence[int], counts: Sequence[in
     """:func:`select` in torch."""
     keys = _ordered_keys(scores)
     parts = []
-    for start, end, count in zip(offsets[:-1], offsets[1:], counts, strict=True):
+    for (start, end), count in zip(pairwise(offsets), counts, strict=True):
         if count > 0:
             parts.append(_largest(keys[start:end], count) + start)
     return torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=scores.device)

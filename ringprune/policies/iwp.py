@@ -64,7 +64,7 @@ def IWP(
     return Policy(
         name="iwp",
         routing=LargeMatrices(min_numel),
-        density=Density(density, warmup or Warmup(steps=0)),
+        density=Density(density, Warmup(steps=0) if warmup is None else warmup),
         score=Ratio(damping, eps),
         roots=Roots(roots),
         explore=explore,

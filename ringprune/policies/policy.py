@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 from ringprune.agreement import Roots
 from ringprune.comm.communicator import Ability
-from ringprune.errors import ConfigurationError
 from ringprune.importance import Ratio
 from ringprune.residual import Clipping
 from ringprune.routing import Routing
 from ringprune.selection import Density
+from ringprune.validation import flag, real_number
 
 __all__ = ["Policy"]
 
@@ -44,8 +44,9 @@ class Policy:
     clipping: Clipping
 
     def __post_init__(self) -> None:
-        if not 0 <= self.explore <= 1:
-            raise ConfigurationError(f"explore={self.explore!r}: a share of the budget, 0 to 1")
+        real_number("explore", self.explore, least=0, most=1)
+        flag("momentum_correction", self.momentum_correction)
+        flag("mask_velocity", self.mask_velocity)
 
     @property
     def needs(self) -> frozenset[Ability]:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from ringprune.errors import CollectiveMismatchError, CommunicatorError, Configu
 Errors = dict[int, Exception]
 
 
-def errors_of_all(size: int, fn, timeout: float = 10.0) -> Errors:
+def errors_of_all(size: int, fn: Any, timeout: float = 10.0) -> Errors:
     """Run ``fn`` on all ranks and return what each raised."""
     errors: Errors = {}
 
@@ -24,7 +25,7 @@ def errors_of_all(size: int, fn, timeout: float = 10.0) -> Errors:
             errors[comm.rank] = error
             raise
 
-    with pytest.raises(Exception) as raised:
+    with pytest.raises(Exception) as raised:  # noqa: PT011  which one is asked below
         simulate(size, noting, timeout=timeout)
     assert raised.value in errors.values()
     return errors
@@ -74,7 +75,7 @@ def test_any_dtype_is_carried() -> None:
     ],
     ids=["kind", "name", "shape", "dtype", "root", "rows", "row shape"],
 )
-def test_mismatch_is_raised_on_all_ranks_and_names_both_calls(first, second) -> None:
+def test_mismatch_is_raised_on_all_ranks_and_names_both_calls(first: Any, second: Any) -> None:
     errors = errors_of_all(3, lambda comm: (second if comm.rank == 1 else first)(comm).wait())
     assert len(errors) == 3
     for error in errors.values():

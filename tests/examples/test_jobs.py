@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from jobs import Job, JobFailed, environment, horovodrun
+from jobs import Job, JobError, environment, horovodrun
 from options import options, total_steps, warmup_then_cosine
 
 
@@ -22,7 +22,7 @@ def test_progress_is_read_from_the_output(tmp_path: Path) -> None:
 
 
 def test_failure_shows_the_end_of_the_log(tmp_path: Path) -> None:
-    with pytest.raises(JobFailed) as failure:
+    with pytest.raises(JobError) as failure:
         job(tmp_path, "print('x\\n' * 100); raise SystemExit('the disk is full')").run(lambda *_: None)
     text = str(failure.value)
     assert "digits iwp seed 1 failed: exit status 1" in text
@@ -33,7 +33,7 @@ def test_failure_shows_the_end_of_the_log(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_job_that_hangs_is_ended(tmp_path: Path) -> None:
-    with pytest.raises(JobFailed, match="took too long"):
+    with pytest.raises(JobError, match="took too long"):
         job(tmp_path, "import time; print('waiting', flush=True); time.sleep(100)", time_limit=1).run(lambda *_: None)
 
 

@@ -35,7 +35,7 @@ def check_together(kind: str, name: str, check: Callable[[], None]) -> None:
         check: what to run.
 
     Raises:
-        AssertionError: on all ranks, listing those that failed.
+        AssertionError: on all ranks, listing those that failed, with this rank's own traceback or the first one's.
     """
     verdict = None
     try:
@@ -44,8 +44,8 @@ def check_together(kind: str, name: str, check: Callable[[], None]) -> None:
         verdict = traceback.format_exc()
     failed = {rank: text for rank, text in enumerate(_verdicts(kind, verdict)) if text is not None}
     if failed:
-        tracebacks = "\n".join(f"rank {rank}:\n{text}" for rank, text in failed.items())
-        raise AssertionError(f"{name} failed on ranks {sorted(failed)}\n{tracebacks}")
+        first = min(failed)
+        raise AssertionError(f"{name} failed on ranks {sorted(failed)}\n{verdict or f'rank {first}: {failed[first]}'}")
 
 
 def _verdicts(kind: str, verdict: str | None) -> list[str | None]:

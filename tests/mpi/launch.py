@@ -1,5 +1,6 @@
 """Running a test program as a real job, under mpirun or horovodrun, so that it cannot outlive its time limit."""
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -8,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,17 +16,20 @@ from typing import Literal
 import psutil
 import pytest
 
-Launcher = Literal["mpirun", "horovodrun", "horovodrun-gloo"]
+Launcher = Literal["mpirun", "horovodrun", "horovodrun-gloo", "alone"]
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent  # not resolved: in a virtual environment python is a link out of it
 TAIL_LINES = 40
+# Unbuffered ranks write a line in pieces, and mpirun tags each piece.
+INNER_TAG = re.compile(r"(?<=[^\n])\[\d+,\d+\]<std(?:out|err)>:")
 RANK_TAG = re.compile(r"^\[(?:\d+,)?(\d+)\]<std(?:out|err)>:")  # mpirun --tag-output and horovodrun
 
 COMMANDS: dict[Launcher, list[str]] = {
     "mpirun": ["mpirun", "--oversubscribe", "--bind-to", "none", "--tag-output", "-np"],
     "horovodrun": ["horovodrun", "--mpi", "-np"],
     "horovodrun-gloo": ["horovodrun", "--gloo", "-np"],
+    "alone": ["mpirun"],  # one process without a launcher; but where there is no mpirun there is no MPI
 }
 
 
@@ -68,14 +71,15 @@ def run_job(
         module: name of a module, for example ``tests.mpi.jobs.contract``; or the path of a script ending in ``.py``.
         *arguments: the program's.
         np: number of ranks.
-        launcher: what starts them. A launcher that is not installed skips the test.
+        launcher: what starts them; ``"alone"`` is one rank without any. What is not installed skips the test.
         timeout: seconds after which everything the job has started is killed. Programs that call
             :func:`tests.mpi.inside.watchdog` end themselves a little earlier, with their stacks.
         check: fail the test where the job fails; False leaves that to the caller.
         environment: variables added to the inherited ones.
     """
     program = [sys.executable, *([module] if module.endswith(".py") else ["-m", module]), *arguments]
-    command = [_tool(launcher), *COMMANDS[launcher][1:], str(np), *program]
+    started_by = [_tool(launcher), *COMMANDS[launcher][1:], str(np)]
+    command = program if launcher == "alone" else [*started_by, *program]
     job = _run(command, _environment(timeout) | (environment or {}), timeout)
     if check and job.returncode != 0:
         ending = f"reached its limit of {timeout} s" if job.returncode is None else f"exited with {job.returncode}"
@@ -99,7 +103,6 @@ def _environment(timeout: float) -> dict[str, str]:
     return os.environ | {
         "PATH": _path(),
         "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
-        "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -124,20 +127,16 @@ def _run(command: list[str], environment: dict[str, str], timeout: float) -> Job
             if process.poll() is None:
                 _kill_tree(process)
         output.seek(0)
-        text = output.read().decode(errors="replace")
+        text = INNER_TAG.sub("", output.read().decode(errors="replace"))
     return Job(returncode, text, time.monotonic() - start)
 
 
 def _kill_tree(process: "subprocess.Popen[bytes]") -> None:
     """Kill the launcher and all it has started; launchers put ranks into process groups of their own."""
     launcher = psutil.Process(process.pid)
-    _kill([*launcher.children(recursive=True), launcher])
-    process.wait()
-
-
-def _kill(processes: Iterable[psutil.Process]) -> None:
-    for each in processes:
-        try:
+    everything = [*launcher.children(recursive=True), launcher]
+    for each in everything:
+        with contextlib.suppress(psutil.NoSuchProcess):
             each.kill()
-        except psutil.NoSuchProcess:
-            pass
+    process.wait()
+    psutil.wait_procs(everything, timeout=10)

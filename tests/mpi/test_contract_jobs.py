@@ -5,18 +5,25 @@ import pytest
 from tests.comm.contract import CHECKS
 from tests.mpi.launch import Launcher, run_job
 
-JOBS: list[tuple[str, Launcher, int]] = [
-    ("mpi", "mpirun", 1),
-    ("mpi", "mpirun", 2),
-    ("mpi", "mpirun", 4),
-    ("horovod", "mpirun", 2),
-    ("horovod", "mpirun", 4),
-    ("horovod", "horovodrun", 2),
-    ("horovod", "horovodrun-gloo", 2),
+JOBS: list[tuple[Launcher, int, list[str]]] = [
+    ("alone", 1, ["mpi"]),
+    ("mpirun", 2, ["mpi", "horovod"]),
+    ("mpirun", 4, ["horovod", "mpi"]),
+    ("horovodrun", 2, ["horovod", "mpi"]),
+    ("horovodrun-gloo", 2, ["horovod"]),
 ]
 
 
-@pytest.mark.parametrize(("kind", "launcher", "np"), JOBS)
-def test_contract(kind: str, launcher: Launcher, np: int) -> None:
-    job = run_job("tests.mpi.jobs.contract", kind, np=np, launcher=launcher, timeout=90)
-    assert f"{len(CHECKS)} checks passed on {np} ranks" in job.output
+@pytest.mark.parametrize(
+    ("launcher", "np", "kinds"), JOBS, ids=[f"{job[0]}-{job[1]}-{'+'.join(job[2])}" for job in JOBS]
+)
+def test_contract(launcher: Launcher, np: int, kinds: list[str]) -> None:
+    job = run_job("tests.mpi.jobs.contract", *kinds, np=np, launcher=launcher, timeout=120)
+    for kind in kinds:
+        assert f"{kind}: {len(CHECKS)} checks passed on {np} ranks" in job.output
+
+
+@pytest.mark.parametrize("kind", ["mpi", "horovod"])
+def test_what_only_one_of_them_promises(kind: str) -> None:
+    job = run_job(f"tests.mpi.jobs.{kind}_only", np=4, timeout=120)
+    assert f"{kind}_only passed" in job.output

@@ -1,6 +1,7 @@
 """count_nonfinite: NaN and infinities of every dtype, counted exactly."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,24 +10,23 @@ from hypothesis import strategies as st
 
 from ringprune import ops
 from ringprune.errors import ArgumentTypeError, ConfigurationError
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+from tests.ops.cases import FLOATS_AND_DOUBLE, Arguments, Backend, BadCase, assert_same_bits, tensor_lists
 
 
 @given(data=st.data())
-def test_counts_what_python_counts(backend, same_bits, cases, data):
-    tensors = data.draw(cases.tensors(DTYPES))
+def test_counts_what_python_counts(backend: Backend, data: st.DataObject) -> None:
+    tensors = data.draw(tensor_lists(FLOATS_AND_DOUBLE))
     counts = backend.op("count_nonfinite")([tensor.to(backend.device) for tensor in tensors])
     expected = [sum(not math.isfinite(x) for x in tensor.reshape(-1).tolist()) for tensor in tensors]
-    same_bits(counts.cpu(), torch.tensor(expected))
+    assert_same_bits(counts.cpu(), torch.tensor(expected))
 
 
-def test_large_float64_is_finite(backend):
+def test_large_float64_is_finite(backend: Backend) -> None:
     tensor = torch.tensor([1e300, -1e300, float("inf")], dtype=torch.float64, device=backend.device)
     assert backend.op("count_nonfinite")([tensor]).tolist() == [1]
 
 
-def test_thread_count_changes_nothing(backend, threads):
+def test_thread_count_changes_nothing(backend: Backend, threads: Callable[[int], None]) -> None:
     tensor = torch.ones(300_000, device=backend.device)
     tensor[::1000] = float("nan")
     for count in (1, 2, 3):
@@ -34,14 +34,14 @@ def test_thread_count_changes_nothing(backend, threads):
         assert backend.op("count_nonfinite")([tensor]).tolist() == [300]
 
 
-def test_no_tensors_and_empty_tensors():
+def test_no_tensors_and_empty_tensors() -> None:
     assert ops.count_nonfinite([]).shape == (0,)
     assert ops.count_nonfinite([]).dtype == torch.int64
     assert ops.count_nonfinite([torch.empty(0), torch.tensor([float("nan")])]).tolist() == [0, 1]
 
 
-BAD_VALUES = [({"tensors": [torch.ones(2), torch.ones(6)[::2]]}, r"tensors\[1\] .*contiguous")]
-BAD_TYPES = [({"tensors": [torch.ones(2), torch.ones(3).int()]}, r"tensors\[1\] is (int32|Int)")]
+BAD_VALUES: list[BadCase] = [({"tensors": [torch.ones(2), torch.ones(6)[::2]]}, r"tensors\[1\] .*contiguous")]
+BAD_TYPES: list[BadCase] = [({"tensors": [torch.ones(2), torch.ones(3).int()]}, r"tensors\[1\] is (int32|Int)")]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ BAD_TYPES = [({"tensors": [torch.ones(2), torch.ones(3).int()]}, r"tensors\[1\] 
     [(*case, ConfigurationError) for case in BAD_VALUES]
     + [(*case, ArgumentTypeError) for case in [*BAD_TYPES, ({"tensors": torch.ones(2)}, "tensors is a Tensor")]],
 )
-def test_bad_arguments_are_named(arguments, message, error):
+def test_bad_arguments_are_named(arguments: Arguments, message: str, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"count_nonfinite: .*({message})"):
         ops.count_nonfinite(**arguments)
 
@@ -59,11 +59,11 @@ def test_bad_arguments_are_named(arguments, message, error):
     [(*case, ValueError) for case in BAD_VALUES] + [(*case, TypeError) for case in BAD_TYPES],
 )
 @pytest.mark.usefixtures("native")
-def test_kernel_refuses_what_would_leave_memory(arguments, message, error):
+def test_kernel_refuses_what_would_leave_memory(arguments: Arguments, message: str, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"ringprune::count_nonfinite: .*({message})"):
         torch.ops.ringprune.count_nonfinite(**arguments)
 
 
-def test_opcheck():
+def test_opcheck() -> None:
     tensors = [torch.ones(2, 3), torch.ones(0), torch.tensor([float("nan")])]
     torch.library.opcheck(torch.ops.ringprune.count_nonfinite.default, (tensors,))

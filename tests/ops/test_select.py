@@ -1,53 +1,51 @@
 """select: exactly the largest scores, ties to the lowest position, whatever the scores are."""
 
 import math
+from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from ringprune import ops
 from ringprune.errors import ArgumentTypeError, ConfigurationError
+from tests.ops.cases import Arguments, Backend, BadCase, assert_same_bits, flat_tensors, offset_tables
 
 INF, NAN = float("inf"), float("nan")
 
 
-def definition(scores, offsets, counts):
-    """Sort by rank, then by position; NaN first."""
-    selected = []
+def definition(scores: Tensor, offsets: list[int], counts: list[int]) -> Tensor:
+    """Sort by rank, then by position; NaN ranks first."""
     values = scores.tolist()
-    for start, end, count in zip(offsets[:-1], offsets[1:], counts, strict=True):
-        ranked = sorted(range(start, end), key=lambda i: (-INF if math.isnan(values[i]) else -values[i], i))
-        # a NaN and an infinity have the same rank above: all NaN come first
-        ranked.sort(key=lambda i: not math.isnan(values[i]))
-        selected += sorted(ranked[:count])
+
+    def rank(i: int) -> tuple[bool, float, int]:
+        nan = math.isnan(values[i])
+        return (not nan, 0.0 if nan else -values[i], i)
+
+    selected: list[int] = []
+    for (start, end), count in zip(pairwise(offsets), counts, strict=True):
+        selected += sorted(sorted(range(start, end), key=rank)[:count])
     return torch.tensor(selected, dtype=torch.int64)
 
 
-@st.composite
-def segments(draw, numel):
-    """Offsets from 0 to ``numel``, some of them equal, and a count for each segment."""
-    cuts = sorted(draw(st.lists(st.integers(0, numel), max_size=4)))
-    offsets = [0, *cuts, numel]
-    counts = [draw(st.integers(0, end - start)) for start, end in zip(offsets[:-1], offsets[1:], strict=True)]
-    return offsets, counts
-
-
 @given(data=st.data())
-def test_selects_what_sorting_would(backend, same_bits, cases, data):
-    scores = data.draw(cases.flat(data.draw(st.integers(0, 400))))
-    offsets, counts = data.draw(segments(scores.numel()))
+def test_selects_what_sorting_would(backend: Backend, data: st.DataObject) -> None:
+    scores = data.draw(flat_tensors(data.draw(st.integers(0, 400))))
+    offsets = data.draw(offset_tables(scores.numel()))
+    counts = [data.draw(st.integers(0, end - start)) for start, end in pairwise(offsets)]
     indices = backend.op("select")(scores.to(backend.device), offsets, counts)
-    same_bits(indices.cpu(), definition(scores, offsets, counts))
+    assert_same_bits(indices.cpu(), definition(scores, offsets, counts))
 
 
 @given(words=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=50), data=st.data())
-def test_any_bits_are_ordered(backend, same_bits, words, data):
+def test_any_bits_are_ordered(backend: Backend, words: list[int], data: st.DataObject) -> None:
     scores = torch.tensor(words, dtype=torch.int32).view(torch.float32)
     count = data.draw(st.integers(0, len(words)))
     indices = backend.op("select")(scores.to(backend.device), [0, len(words)], [count])
-    same_bits(indices.cpu(), definition(scores, [0, len(words)], [count]))
+    assert_same_bits(indices.cpu(), definition(scores, [0, len(words)], [count]))
 
 
 @pytest.mark.parametrize(
@@ -67,13 +65,19 @@ def test_any_bits_are_ordered(backend, same_bits, words, data):
         pytest.param([7.0], 1, [0], id="one entry"),
     ],
 )
-def test_special_scores(backend, scores, count, expected):
+def test_special_scores(backend: Backend, scores: list[float], count: int, expected: list[int]) -> None:
     indices = backend.op("select")(torch.tensor(scores, device=backend.device), [0, len(scores)], [count])
     assert indices.tolist() == expected
 
 
+def test_no_tensors(backend: Backend) -> None:
+    assert backend.op("select")(torch.empty(0, device=backend.device), [0], []).shape == (0,)
+
+
 @pytest.mark.parametrize("style", ["random", "ties"])
-def test_values_are_those_of_topk_at_any_thread_count(backend, same_bits, threads, style):
+def test_values_are_those_of_topk_at_any_thread_count(
+    backend: Backend, threads: Callable[[int], None], style: str
+) -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(300_000, generator=generator)
     scores = (scores * 50).round() if style == "ties" else scores
@@ -82,15 +86,15 @@ def test_values_are_those_of_topk_at_any_thread_count(backend, same_bits, thread
     for count in (1, 2, 3):
         threads(count)
         results.append(backend.op("select")(scores.to(backend.device), offsets, counts).cpu())
-        same_bits(results[-1], results[0])
+        assert_same_bits(results[-1], results[0])
     assert bool((results[0].diff() > 0).all())
     written = 0
-    for start, end, count in zip(offsets[:-1], offsets[1:], counts, strict=True):
+    for (start, end), count in zip(pairwise(offsets), counts, strict=True):
         chosen = results[0][written : (written := written + count)]
-        same_bits(scores[chosen].sort(descending=True).values, scores[start:end].topk(count).values)
+        assert_same_bits(scores[chosen].sort(descending=True).values, scores[start:end].topk(count).values)
 
 
-BAD_VALUES = [
+BAD_VALUES: list[BadCase] = [
     ({"scores": torch.ones(5, 1)}, "scores has shape"),
     ({"scores": torch.ones(10)[::2]}, "scores .*contiguous"),
     ({"offsets": []}, "offsets"),
@@ -103,8 +107,8 @@ BAD_VALUES = [
     ({"counts": [2, -1]}, r"counts\[1\] = -1; 0 to 3 is allowed, the entries of tensor 1"),
     ({"counts": [-(2**62), 2**62]}, r"counts\[0\]"),
 ]
-BAD_TYPES = [({"scores": torch.ones(5).double()}, "scores is (float64|Double)")]
-BAD_PYTHON_TYPES = [
+BAD_TYPES: list[BadCase] = [({"scores": torch.ones(5).double()}, "scores is (float64|Double)")]
+BAD_PYTHON_TYPES: list[BadCase] = [
     ({"scores": [1.0] * 5}, "scores is a list"),
     ({"offsets": torch.tensor([0, 2, 5])}, "offsets is a Tensor"),
     ({"offsets": [0, 2.0, 5]}, r"offsets\[1\] is a float; an int"),
@@ -112,7 +116,7 @@ BAD_PYTHON_TYPES = [
 ]
 
 
-def good():
+def good() -> Arguments:
     """Arguments that work: two tensors of 2 and 3 entries."""
     return {"scores": torch.ones(5), "offsets": [0, 2, 5], "counts": [1, 3]}
 
@@ -122,7 +126,7 @@ def good():
     [(*case, ConfigurationError) for case in BAD_VALUES]
     + [(*case, ArgumentTypeError) for case in BAD_TYPES + BAD_PYTHON_TYPES],
 )
-def test_bad_arguments_are_named(change, message, error):
+def test_bad_arguments_are_named(change: Arguments, message: str, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"select: .*({message})"):
         ops.select(**good() | change)
 
@@ -132,10 +136,10 @@ def test_bad_arguments_are_named(change, message, error):
     [(*case, ValueError) for case in BAD_VALUES] + [(*case, TypeError) for case in BAD_TYPES],
 )
 @pytest.mark.usefixtures("native")
-def test_kernel_refuses_what_would_leave_memory(change, message, error):
+def test_kernel_refuses_what_would_leave_memory(change: Arguments, message: str, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"ringprune::select: .*({message})"):
         torch.ops.ringprune.select(**good() | change)
 
 
-def test_opcheck():
+def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.ringprune.select.default, tuple(good().values()))

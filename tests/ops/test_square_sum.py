@@ -1,6 +1,7 @@
 """square_sum: one fixed tree of additions, so the same bits from everybody."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,11 +10,10 @@ from hypothesis import strategies as st
 
 from ringprune import ops
 from ringprune.errors import ArgumentTypeError, ConfigurationError
+from tests.ops.cases import FLOATS_AND_DOUBLE, Arguments, Backend, BadCase, assert_same_bits, tensor_lists
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
-
-def definition(values):
+def definition(values: list[float]) -> float:
     """The tree, top down: halves of the next power of two, the right one padded with zeros."""
     if len(values) <= 1:
         return values[0] * values[0] if values else 0.0
@@ -22,36 +22,36 @@ def definition(values):
 
 
 @given(data=st.data())
-def test_bits_are_those_of_the_tree(backend, same_bits, cases, data):
-    tensors = data.draw(cases.tensors(DTYPES))
+def test_bits_are_those_of_the_tree(backend: Backend, data: st.DataObject) -> None:
+    tensors = data.draw(tensor_lists(FLOATS_AND_DOUBLE))
     sums = backend.op("square_sum")([tensor.to(backend.device) for tensor in tensors])
     expected = [definition(tensor.double().reshape(-1).tolist()) for tensor in tensors]
-    same_bits(sums.cpu(), torch.tensor(expected, dtype=torch.float64))
+    assert_same_bits(sums.cpu(), torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("numel", [1023, 1024, 1025, 2047, 3 * 1024, 5 * 1024 + 1, 100_003])
-def test_blocks_and_threads_change_nothing(backend, same_bits, threads, numel):
+def test_blocks_and_threads_change_nothing(backend: Backend, threads: Callable[[int], None], numel: int) -> None:
     tensor = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
     expected = torch.tensor([definition(tensor.double().tolist())], dtype=torch.float64)
     for count in (1, 2, 3):
         threads(count)
-        same_bits(backend.op("square_sum")([tensor.to(backend.device)]).cpu(), expected)
+        assert_same_bits(backend.op("square_sum")([tensor.to(backend.device)]).cpu(), expected)
 
 
-def test_order_matters_here(backend):
+def test_order_matters_here(backend: Backend) -> None:
     # squares of 2^-54 vanish beside 1 one by one; four of them that meet first are 2^-52 and do not
     tensor = torch.tensor([1.0, 0, 0, 0] + [2.0**-27] * 4, dtype=torch.float64, device=backend.device)
     assert backend.op("square_sum")([tensor]).item() == 1.0 + 2.0**-52
 
 
-def test_no_tensors_and_empty_tensors():
+def test_no_tensors_and_empty_tensors() -> None:
     assert ops.square_sum([]).shape == (0,)
     assert ops.square_sum([]).dtype == torch.float64
     assert ops.square_sum([torch.empty(0), torch.ones(2)]).tolist() == [0.0, 2.0]
 
 
-BAD_VALUES = [({"tensors": [torch.ones(2), torch.ones(6)[::2]]}, r"tensors\[1\] .*contiguous")]
-BAD_TYPES = [({"tensors": [torch.ones(2), torch.ones(3).int()]}, r"tensors\[1\] is (int32|Int)")]
+BAD_VALUES: list[BadCase] = [({"tensors": [torch.ones(2), torch.ones(6)[::2]]}, r"tensors\[1\] .*contiguous")]
+BAD_TYPES: list[BadCase] = [({"tensors": [torch.ones(2), torch.ones(3).int()]}, r"tensors\[1\] is (int32|Int)")]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ BAD_TYPES = [({"tensors": [torch.ones(2), torch.ones(3).int()]}, r"tensors\[1\] 
     [(*case, ConfigurationError) for case in BAD_VALUES]
     + [(*case, ArgumentTypeError) for case in [*BAD_TYPES, ({"tensors": torch.ones(2)}, "tensors is a Tensor")]],
 )
-def test_bad_arguments_are_named(arguments, message, error):
+def test_bad_arguments_are_named(arguments: Arguments, message: str, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"square_sum: .*({message})"):
         ops.square_sum(**arguments)
 
@@ -69,10 +69,10 @@ def test_bad_arguments_are_named(arguments, message, error):
     [(*case, ValueError) for case in BAD_VALUES] + [(*case, TypeError) for case in BAD_TYPES],
 )
 @pytest.mark.usefixtures("native")
-def test_kernel_refuses_what_would_leave_memory(arguments, message, error):
+def test_kernel_refuses_what_would_leave_memory(arguments: Arguments, message: str, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"ringprune::square_sum: .*({message})"):
         torch.ops.ringprune.square_sum(**arguments)
 
 
-def test_opcheck():
+def test_opcheck() -> None:
     torch.library.opcheck(torch.ops.ringprune.square_sum.default, ([torch.ones(2, 3), torch.ones(0), torch.ones(5)],))

@@ -223,6 +223,22 @@ def counted_bytes(comm: rp.comm.Communicator) -> None:
     optimizer.close()
 
 
+def two_wrappers_in_one_backward(comm: rp.comm.Communicator, kind: str) -> None:
+    """Horovod matches collectives by name, and both wrappers' buckets are under way at the same time."""
+    models = make_model(), make_model(seed=1)
+    optimizers = [wrap(model, rp.connect(kind, timeout=20), rp.IWP(0.05)) for model in models]
+    for batch in batches(comm.rank, 3):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        sum(loss_of(model, batch) for model in models).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    digest = hashlib.sha256(torch.cat([weights(model) for model in models]).numpy().tobytes()).digest()
+    assert len(set(all_bytes(comm, digest, "weights' hash"))) == 1
+    for optimizer in optimizers:
+        optimizer.close()
+
+
 def process_sets(comm: rp.comm.Communicator) -> None:
     """Ranks of a set exchange among themselves; a rank outside only steps, and waits for nobody."""
     import horovod.torch as hvd
@@ -250,6 +266,7 @@ def checks(kind: str, steps: int) -> dict[str, Callable[[rp.comm.Communicator], 
         "ranks that differ": ranks_that_differ,
         "resume": resume,
         "counted bytes": counted_bytes,
+        "two wrappers": partial(two_wrappers_in_one_backward, kind=kind),
     }
     if kind == "horovod":
         found |= {f"transparency, {name}": partial(transparency, name=name) for name in OPTIMIZERS}

@@ -1,0 +1,51 @@
+# RingPrune's commands. `make` alone lists them; each that needs the environment sets it up first.
+
+PYTHON ?= python3
+SEEDS ?= 1
+ARGS ?=
+
+RUN = mpi_scripts/environment/run
+SOURCES = setup.py ringprune tests examples mpi_scripts
+CLANG_FORMAT = find csrc \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -exec $(RUN) clang-format
+
+.DEFAULT_GOAL := help
+.PHONY: help environment demo test lint format bench docs clean distclean
+
+help: ## List these commands
+	@awk -F ' ## ' '/^[a-z]+:.* ## / { sub(/:.*/, "", $$1); printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "Variables: SEEDS=3 (demo)  ARGS='-k iwp' (test)  MPI=system  TORCH=cpu  TORCH_INDEX=URL  PYTHON=python3.12"
+	@echo "           RINGPRUNE_BUILD=auto|cpu|cuda|none; mpi_scripts/environment/set_up.py says what they do."
+
+environment: ## Set up .venv: torch, MPI, Horovod, the native library; seconds when nothing changed
+	@$(PYTHON) mpi_scripts/environment/set_up.py
+
+demo: environment ## Train with plain Horovod and with RingPrune side by side; results in build/demo
+	$(RUN) python examples/demo.py --seeds $(SEEDS) --out build/demo
+
+test: environment ## Run all tests; ARGS goes to pytest
+	$(RUN) python -m pytest $(ARGS)
+
+lint: environment ## Check style, types and formatting, and that CUDA sources compile
+	$(RUN) ruff check $(SOURCES)
+	$(RUN) ruff format --check $(SOURCES)
+	$(RUN) mypy
+	$(CLANG_FORMAT) --dry-run --Werror {} +
+	$(RUN) python mpi_scripts/environment/compile_cuda.py
+
+format: environment ## Format Python and C++ sources
+	$(RUN) ruff check --fix $(SOURCES)
+	$(RUN) ruff format $(SOURCES)
+	$(CLANG_FORMAT) -i {} +
+
+bench: ## Benchmarks
+	@echo "There are no benchmarks yet; 'make demo' measures steps per second and bytes."
+
+docs: ## Documentation
+	@echo "The documentation is plain Markdown: start at README.md, then docs/."
+
+clean: ## Delete what was built and logged; .venv and the Horovod wheel stay
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis ringprune/_native*.so
+
+distclean: clean ## Delete .venv and .cache too: the next set-up starts from nothing
+	rm -rf .venv .cache

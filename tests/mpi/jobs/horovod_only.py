@@ -1,0 +1,74 @@
+"""A job for what only the horovod communicator promises; on four ranks, two of them in a process set."""
+
+from functools import partial
+
+import horovod.torch as hvd
+import pytest
+import torch
+
+from ringprune.comm import Communicator, connect
+from ringprune.errors import CommunicatorError, ConfigurationError, UsageError
+from tests.comm.contract import CHECKS
+from tests.mpi.inside import check_together, watchdog
+
+PART = hvd.ProcessSet([1, 3])
+
+
+def is_the_default(comm: Communicator) -> None:
+    assert connect().kind == "horovod"
+
+
+def dtypes_that_horovod_refuses_are_named(comm: Communicator) -> None:
+    for dtype in (torch.bfloat16, torch.int8, torch.uint8, torch.int16, torch.bool):
+        with pytest.raises(
+            ConfigurationError, match=r"Horovod's allreduce does not take this dtype, only int32.*convert"
+        ):
+            comm.allreduce(torch.ones(3, dtype=dtype), name="a")
+    for dtype in (torch.bfloat16, torch.bool):
+        with pytest.raises(ConfigurationError, match=r"Horovod's broadcast does not take this dtype, only .*view"):
+            comm.broadcast(torch.ones(3, dtype=dtype), 0, name="a")
+    assert comm.allreduce(torch.ones(3, dtype=torch.float16), name="a").wait().tolist() == [comm.size] * 3
+
+
+def bfloat16_is_moved_as_a_view(comm: Communicator) -> None:
+    tensor = torch.full((3,), comm.rank + 0.5, dtype=torch.bfloat16)
+    comm.broadcast(tensor.view(torch.int16), 1, name="b").wait()
+    assert tensor.tolist() == [1.5] * 3
+
+
+def errors_of_horovod_name_the_collective(comm: Communicator) -> None:
+    with pytest.raises(CommunicatorError, match=r'"m" \(allreduce of \d float32\) failed on rank \d: Mismatched'):
+        comm.allreduce(torch.ones(3 + comm.rank), name="m").wait()
+    wrong = [3] * comm.size
+    wrong[comm.rank] = 2
+    with pytest.raises(CommunicatorError, match=r'"g" .*expected rows'):
+        comm.allgather(torch.ones(2), sizes=wrong, name="g").wait()
+
+
+def process_sets_that_do_not_fit_are_refused(comm: Communicator) -> None:
+    with pytest.raises(ConfigurationError, match=r"not known to Horovod: hvd.add_process_set\(\) it"):
+        connect("horovod", process_set=hvd.ProcessSet([0, 2]))
+    if comm.rank in (0, 2):
+        with pytest.raises(ConfigurationError, match=f"rank {comm.rank} is not part of ProcessSet"):
+            connect("horovod", process_set=PART)
+
+
+if __name__ == "__main__":
+    watchdog()
+    with pytest.raises(UsageError, match=r"call hvd.init\(\) first"):
+        connect("horovod")
+    hvd.init(process_sets=[PART])
+    comm = connect("horovod", timeout=20)
+    for each in (
+        is_the_default,
+        dtypes_that_horovod_refuses_are_named,
+        bfloat16_is_moved_as_a_view,
+        errors_of_horovod_name_the_collective,
+        process_sets_that_do_not_fit_are_refused,
+    ):
+        check_together("horovod", each.__name__, partial(each, comm))
+    part = connect("horovod", process_set=PART, timeout=20) if comm.rank in (1, 3) else None
+    for name, check in CHECKS.items():
+        check_together("horovod", f"{name} in a process set", partial(check, part) if part else lambda: None)
+    if comm.rank == 0:
+        print("horovod_only passed", flush=True)

@@ -1,0 +1,98 @@
+"""A job for what only the mpi communicator promises."""
+
+from functools import partial
+
+import pytest
+import torch
+from mpi4py import MPI
+
+import ringprune.comm.mpi
+from ringprune.comm import Communicator, connect
+from ringprune.errors import CommunicatorError, ConfigurationError
+from tests.comm.contract import CHECKS
+from tests.mpi.inside import check_together, start
+
+
+def is_the_default(comm: Communicator) -> None:
+    other = connect()
+    assert other.kind == "mpi"
+    other.close()
+
+
+def every_dtype_is_moved(comm: Communicator) -> None:
+    for dtype in (torch.bool, torch.bfloat16, torch.float16, torch.complex64, torch.complex128):
+        tensor = torch.full((3,), comm.rank % 2, dtype=dtype)
+        assert comm.broadcast(tensor.clone(), comm.size - 1, name="b").wait().dtype == dtype
+        expected = [rank % 2 for rank in range(comm.size) for _ in range(3)]
+        assert comm.allgather(tensor, name="g").wait().tolist() == expected
+
+
+def only_some_dtypes_are_summed(comm: Communicator) -> None:
+    for dtype in (torch.int8, torch.uint8, torch.int16):
+        assert comm.allreduce(torch.ones(3, dtype=dtype), name="a").wait().tolist() == [comm.size] * 3
+    with pytest.raises(ConfigurationError, match=r'"a" \(allreduce of 3 bfloat16\): .* convert it to one of float32'):
+        comm.allreduce(torch.ones(3, dtype=torch.bfloat16), name="a")
+
+
+def other_devices_are_refused(comm: Communicator) -> None:
+    with pytest.raises(ConfigurationError, match=r"the tensor is on meta; .* copy it to the CPU"):
+        comm.allreduce(torch.ones(3, device="meta"), name="a")
+
+
+def too_long_tensors_are_refused(comm: Communicator) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ringprune.comm.mpi, "LARGEST_COUNT", 8)
+        comm.allreduce(torch.ones(8), name="a").wait()
+        with pytest.raises(ConfigurationError, match="9 elements; MPI takes at most 8 in one call: split it"):
+            comm.allreduce(torch.ones(9), name="a")
+        with pytest.raises(ConfigurationError, match=f"{3 * comm.size} elements"):
+            comm.allgather(torch.ones(1, 3), name="g")
+
+
+def the_scripts_own_messages_stay_apart(comm: Communicator) -> None:
+    world, following, previous = MPI.COMM_WORLD, (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    own = world.isend("the script's", dest=following)
+    shifted = comm.shift(torch.full((2,), comm.rank), torch.empty(2, dtype=torch.int64), name="s").wait()
+    assert shifted.tolist() == [previous] * 2
+    assert world.recv(source=previous) == "the script's"
+    own.wait()
+
+
+def no_communicator_is_refused(comm: Communicator) -> None:
+    with pytest.raises(ConfigurationError, match="not part of the communicator"):
+        connect("mpi", communicator=MPI.COMM_NULL)
+
+
+def errors_of_mpi_name_the_collective(comm: Communicator) -> None:
+    room = 5 if comm.rank == 1 else 1000  # too little on rank 1
+    handle = comm.shift(torch.ones(room), torch.empty(room), name="s")
+    if comm.rank != 1:
+        handle.wait()
+        return
+    for _ in range(2):
+        with pytest.raises(CommunicatorError, match=r'"s" \(shift of 5 float32\) failed on rank 1: MPI_ERR_TRUNCATE'):
+            handle.wait()
+
+
+if __name__ == "__main__":
+    comm = start("mpi")
+    for each in (
+        is_the_default,
+        every_dtype_is_moved,
+        only_some_dtypes_are_summed,
+        other_devices_are_refused,
+        too_long_tensors_are_refused,
+        the_scripts_own_messages_stay_apart,
+        no_communicator_is_refused,
+        errors_of_mpi_name_the_collective,
+    ):
+        check_together("mpi", each.__name__, partial(each, comm))
+    split = MPI.COMM_WORLD.Split(comm.rank % 2, -comm.rank)  # two parts, in reverse order
+    part = connect("mpi", communicator=split, timeout=20)
+    assert (part.rank, part.size) == (split.rank, split.size)
+    for name, check in CHECKS.items():
+        check_together("mpi", f"{name} in a part", partial(check, part))
+    part.close()
+    comm.close()
+    if comm.rank == 0:
+        print("mpi_only passed", flush=True)

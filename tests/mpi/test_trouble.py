@@ -1,0 +1,53 @@
+"""Ranks that die, raise or never come: the job ends, soon, and says which collective the others were in."""
+
+import re
+
+import psutil
+import pytest
+
+from tests.mpi.launch import Launcher, run_job
+
+COLLECTIVE = '"bucket 3 values" (allreduce of 1200 float32)'
+STACKS = [("mpi", "mpirun"), ("horovod", "mpirun"), ("horovod", "horovodrun-gloo")]
+
+
+@pytest.mark.parametrize("how", ["exits", "is killed", "raises"])
+@pytest.mark.parametrize(("kind", "launcher"), STACKS)
+def test_a_rank_that_is_gone_ends_the_job(kind: str, launcher: Launcher, how: str) -> None:
+    job = run_job("tests.mpi.jobs.trouble", kind, how, "none", launcher=launcher, timeout=90, check=False)
+    assert job.returncode not in (0, None), job.tails()
+    assert "Timeout (" not in job.output, "only the watchdog ended it:\n" + job.tails()
+    assert COLLECTIVE in job.output, job.tails()
+    if how == "raises":
+        assert "ValueError: boom on rank 1" in job.output
+
+
+@pytest.mark.parametrize(("kind", "launcher"), STACKS[:2])
+def test_the_time_limit_of_the_communicator(kind: str, launcher: Launcher) -> None:
+    job = run_job("tests.mpi.jobs.trouble", kind, "never comes", "1", launcher=launcher, timeout=90, check=False)
+    assert job.returncode not in (0, None), job.tails()
+    assert "Timeout (" not in job.output, "only the watchdog ended it:\n" + job.tails()
+    assert f"CommunicatorError: {COLLECTIVE} was not done after 1.0 s on rank 0" in job.output, job.tails()
+
+
+@pytest.mark.parametrize(("kind", "launcher"), STACKS[:2])
+def test_a_failed_check_fails_on_all_ranks(kind: str, launcher: Launcher) -> None:
+    job = run_job("tests.mpi.jobs.trouble", kind, "raises in a check", "2", launcher=launcher, timeout=90, check=False)
+    assert job.returncode not in (0, None), job.tails()
+    assert "the collective failed on ranks [0, 1]" in job.output, job.tails()
+    assert "ValueError: boom on rank 1" in job.output, job.tails()
+
+
+def test_a_failing_job_fails_the_test_and_shows_its_ranks() -> None:
+    with pytest.raises(pytest.fail.Exception) as raised:
+        run_job("tests.mpi.jobs.trouble", "mpi", "raises", "none", timeout=90)
+    assert re.search(r"exited with \d+ after .*--- rank 1\n.*ValueError: boom on rank 1", str(raised.value), re.DOTALL)
+
+
+@pytest.mark.parametrize(("launcher", "limit"), [("mpirun", 8.0), ("horovodrun-gloo", 15.0)])
+def test_nothing_outlives_its_time_limit(launcher: Launcher, limit: float) -> None:
+    job = run_job("tests.mpi.jobs.endless", launcher=launcher, timeout=limit, check=False)
+    assert job.returncode is None
+    pids = [int(pid) for pid in re.findall(r"pid=(\d+);", job.output)]
+    assert len(pids) == 2, job.tails()
+    assert not any(psutil.pid_exists(pid) for pid in pids)

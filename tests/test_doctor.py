@@ -1,0 +1,129 @@
+"""The doctor tells what is there, what is missing and how to mend it, and starts nothing in its own process."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringprune import __main__, doctor
+from ringprune.doctor import Finding
+
+HEALTHY: dict[str, dict[str, Any]] = {
+    "torch": {"version": "2.13.0", "cuda": None, "devices": []},
+    "horovod": {"version": "0.28.1", "built": {"MPI": True, "Gloo": True, "NCCL": False}},
+    "mpi": {"version": "4.1.2", "library": "Open MPI v4.1.8", "thread": "multiple"},
+    "native": {"backend": "native", "build": "built for torch 2.13.0, threads OpenMP"},
+    "numba": {"version": "0.68.1"},
+}
+GONE = {"trouble": "ModuleNotFoundError: gone"}
+
+
+def findings(monkeypatch: pytest.MonkeyPatch, **answers: dict[str, Any]) -> dict[str, Finding]:
+    """What the doctor makes of these answers of its probes."""
+    told = {doctor.PROBES[name]: answer for name, answer in {**HEALTHY, **answers}.items()}
+    monkeypatch.setattr(doctor, "_ask", told.__getitem__)
+    return {finding.name: finding for finding in doctor.examine()}
+
+
+def test_here_it_finds_torch_and_can_be_read_by_programs(tmp_path: Path) -> None:
+    out = tmp_path / "doctor.json"
+    command = [sys.executable, "-m", "ringprune", "doctor", "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    told = json.loads(out.read_text())
+    found = {finding["name"]: finding for finding in told["findings"]}
+    assert found["torch"]["ok"]
+    assert done.returncode == (0 if told["ready"] else 1)
+    assert "torch" in done.stdout
+    assert done.stderr == ""
+
+
+def test_it_starts_neither_horovod_nor_mpi_in_its_own_process() -> None:
+    code = (
+        "import sys, ringprune.doctor as d; d.examine(); print([m for m in ('horovod', 'mpi4py') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_healthy_machine_needs_no_mending(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = findings(monkeypatch)
+    assert found["Horovod"].found == "0.28.1 (built with: MPI yes, Gloo yes, NCCL no)"
+    assert found["MPI"].found == "Open MPI v4.1.8, threads: multiple (mpi4py 4.1.2)"
+    assert found["native CPU"].ok
+    assert not found["native CUDA"].ok
+    assert found["native CUDA"].mend == "", "without CUDA in torch there is nothing to mend"
+
+
+@pytest.mark.parametrize(
+    ("gone", "ready"),
+    [
+        ((), True),
+        (("horovod",), True),
+        (("mpi",), True),
+        (("native", "numba"), True),
+        (("horovod", "mpi"), False),
+        (("torch",), False),
+    ],
+)
+def test_training_needs_torch_and_one_of_horovod_and_mpi(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gone: tuple[str, ...], ready: bool
+) -> None:
+    found = findings(monkeypatch, **dict.fromkeys(gone, GONE))
+    assert __main__.main(["doctor"]) == (0 if ready else 1)
+    shown = capsys.readouterr().out
+    assert ("Not ready" in shown) is not ready
+    missing = [finding for finding in found.values() if finding.found == GONE["trouble"]]
+    assert len(missing) == len(gone)
+    assert all(finding.mend in shown and finding.mend for finding in missing)
+
+
+def test_a_torch_with_cuda_and_a_library_without_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = findings(monkeypatch, torch={"version": "2.13.0", "cuda": "13.0", "devices": ["H200"]})
+    assert "H200" in found["torch"].found
+    assert "RINGPRUNE_BUILD=cuda" in found["native CUDA"].mend
+    both = findings(monkeypatch, native={"backend": "native+cuda", "build": "built for torch 2.13.0"})
+    assert both["native CUDA"].ok
+
+
+def test_a_library_that_is_not_in_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = findings(monkeypatch, native={"backend": "reference", "build": None})["native CPU"]
+    assert not found.ok
+    assert "pip install" in found.mend
+
+
+def test_a_launcher_that_is_not_on_the_path_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    assert doctor._launcher("mpirun", "load it").mend == "load it"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "mpirun").touch()
+    assert doctor._launcher("mpirun", "load it").mend.startswith("export PATH=")
+
+
+def test_a_probe_that_hangs_or_dies_ends_as_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "SECONDS", 1)
+    assert doctor._ask("import time; time.sleep(60)") == {"trouble": "gave no answer within 1 s"}
+    assert doctor._ask("import os; os._exit(7)") == {"trouble": "ended with status 7"}
+    assert doctor._ask("import no_such_module")["trouble"].startswith("ModuleNotFoundError: No module named")
+    assert doctor._ask("raise RuntimeError('no MPI library')")["trouble"] == "RuntimeError: no MPI library"
+
+
+def test_a_probe_is_no_rank_of_the_job_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    monkeypatch.setenv("PMIX_RANK", "1")
+    kept = doctor._outside_of_jobs(os.environ)
+    assert "OMPI_COMM_WORLD_RANK" not in kept
+    assert "PMIX_RANK" not in kept
+    assert kept["PATH"] == os.environ["PATH"]
+
+
+def test_the_command_line_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert __main__.main([]) == 2
+    assert "ringprune doctor" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        __main__.main(["docter"])
+    assert "doctor" in capsys.readouterr().err

@@ -1,0 +1,239 @@
+"""The documents keep what they promise: their code runs, their links and names lead somewhere."""
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ringprune as rp
+from tests.documents import DOCUMENTS, PAGES, ROOT, Block, anchors, blocks, code_spans, links, prose, undo
+from tests.mpi.launch import run_job
+
+QUICKSTART = ROOT / "docs" / "quickstart.md"
+SHELL = ("sh",)
+HOSTS = ("arxiv.org", "github.com", "keepachangelog.com", "semver.org", "doi.org")
+FOLDERS = ("csrc", "docs", "examples", "mpi_scripts", "ringprune", "tests")
+MACHINE = r"/(work|tmp|root|home|opt|usr|var|mnt)/|\.\./shared|\bwt-|localhost"
+OTHER_HOST = rf"https?://(?!({'|'.join(map(re.escape, HOSTS))})/)"
+
+
+def name(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+documents = pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+pages = pytest.mark.parametrize("document", PAGES, ids=name)
+
+
+# -- Python -----------------------------------------------------------------------------------------------------------
+
+
+def stands_alone(block: Block) -> bool:
+    """Whether a block is a program; the others continue the script of the quick start."""
+    return "import ringprune" in block.source
+
+
+def script() -> list[Block]:
+    """The quick start's script: what every Horovod script has, then the optimizer and the loop."""
+    return blocks(QUICKSTART, "python")[:2]
+
+
+PYTHON = [block for document in DOCUMENTS for block in blocks(document, "python")]
+ALONE = [block for block in PYTHON if stands_alone(block) and block != script()[0]]
+PIECES = [block for block in PYTHON if not stands_alone(block) and block != script()[1]]
+
+
+def place(block: Block) -> str:
+    return f"{name(block.document)}:{block.line}"
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("block", ALONE, ids=place)
+def test_programs_run(block: Block, tmp_path: Path) -> None:
+    """On two ranks where they ask for ranks, otherwise in one process."""
+    arguments = [str(block.document), str(tmp_path), str(block.line)]
+    if "rp.connect(" in block.source:
+        run_job("tests.mpi.jobs.document", *arguments, timeout=120)
+        return
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.mpi.jobs.document", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("document", sorted({block.document for block in PIECES}), ids=name)
+def test_pieces_continue_the_quick_start(document: Path, tmp_path: Path) -> None:
+    """Those that wrap the optimizer themselves continue its first block, the others the whole script."""
+    pytest.importorskip("horovod")
+    assert document == QUICKSTART, "pieces of other documents would need the quick start's lines"
+    first, second = (block.line for block in script())
+    runs = [
+        f"{first},{block.line}" if "DistributedOptimizer(" in block.source else f"{first},{second},{block.line}"
+        for block in PIECES
+    ]
+    run_job("tests.mpi.jobs.document", str(document), str(tmp_path), *runs, launcher="horovodrun", timeout=240)
+
+
+DIFFS = [block for document in DOCUMENTS for block in blocks(document, "diff")]
+
+
+@pytest.mark.ranks
+def test_migration_is_the_lines_of_the_diff(tmp_path: Path) -> None:
+    """Without them the script of the quick start is one of plain Horovod, and runs."""
+    pytest.importorskip("horovod")
+    assert len({diff.source for diff in DIFFS}) == 1, "all documents show the same lines"
+    assert sum(line.startswith("+") for line in DIFFS[0].source.splitlines()) == 3, "it promises three lines"
+    before = undo(DIFFS[0].source, "".join(block.source for block in script()))
+    assert "ringprune" not in before
+    assert "rp." not in before
+    plain = tmp_path / "plain.py"
+    plain.write_text(before)
+    run_job(str(plain), timeout=120)
+
+
+@documents
+def test_code_blocks_are_code(document: Path) -> None:
+    """A block of another language would not be looked at."""
+    known = ("python", "diff", "text", *SHELL)
+    opened = re.findall(r"^```(\w*)$", document.read_text(), re.MULTILINE)[::2]
+    assert set(opened) <= set(known)
+    for block in blocks(document, "python"):
+        compile(block.source, place(block), "exec")
+
+
+# -- shell ------------------------------------------------------------------------------------------------------------
+
+
+def commands() -> list[Any]:
+    """Every command of every shell block and every command in backticks that starts like one."""
+    found: dict[str, str] = {}
+    for document in DOCUMENTS:
+        for block in blocks(document, *SHELL):
+            for line in block.source.splitlines():
+                if line and not line.startswith("#"):
+                    found.setdefault(re.sub(r"\s+#.*", "", line), name(document))
+        for span in code_spans(document):
+            if re.match(r"(make|python -m|horovodrun|mpirun|ringprune|mpi_scripts/\S+) [a-z-]", span):
+                found.setdefault(span, name(document))
+    return [pytest.param(command, id=f"{where}: {command}") for command, where in found.items()]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_commands_exist(command: str) -> None:
+    words = command.split()
+    makefile = ROOT / "Makefile"
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z-]+):", makefile.read_text(), re.MULTILINE)
+        set_up = "".join(path.read_text() for path in [makefile, *ROOT.glob("mpi_scripts/environment/*.py")])
+        for word in words[1:]:
+            variable = re.match(r"([A-Z_]+)=", word)
+            if variable:
+                assert re.search(rf"\b{variable[1]}\b", set_up), f"{variable[1]}: neither Makefile nor set-up reads it"
+            else:
+                assert word in targets
+    for word in words:
+        if re.match(rf"({'|'.join(FOLDERS)})/", word):
+            assert (ROOT / word).exists()
+    if "ringprune" in words:
+        run_help("ringprune", words[words.index("ringprune") + 1])
+    scripts = [word for word in words if word.startswith("examples/") and word.endswith(".py")]
+    for option in [word.split("=")[0] for word in words if word.startswith("--")] if scripts else []:
+        sources = (ROOT / "examples" / "options.py").read_text() + (ROOT / scripts[0]).read_text()
+        assert f'"{option}"' in sources
+
+
+def run_help(module: str, *arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, *arguments, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+
+
+# -- links and names --------------------------------------------------------------------------------------------------
+
+
+@pages
+def test_links_lead_somewhere(document: Path) -> None:
+    for link in links(document):
+        if link.startswith("https://"):
+            continue
+        path, _, fragment = link.partition("#")
+        target = (document.parent / path).resolve() if path else document
+        assert target.exists(), f"{link}: no such file"
+        assert target.is_relative_to(ROOT), f"{link}: leaves the project"
+        assert not fragment or fragment in anchors(target), f"{link}: no such heading"
+
+
+@pages
+def test_files_named_exist(document: Path) -> None:
+    for span in code_spans(document):
+        if re.fullmatch(rf"({'|'.join(FOLDERS)})/[\w./-]*", span):
+            assert (ROOT / span).exists(), f"`{span}`: no such file"
+        if re.fullmatch(r"[\w/]+\.(py|cpp|cu|h)", span) and "/" not in span:
+            assert list(ROOT.glob(f"[a-z]*/**/{span}")) or (ROOT / span).exists(), f"`{span}`: no such file"
+
+
+@pages
+def test_documents_name_no_machine(document: Path) -> None:
+    found = re.search(f"{MACHINE}|{OTHER_HOST}", document.read_text())
+    assert not found, f"line {document.read_text().count(chr(10), 0, found.start()) + 1}: {found[0]}"
+
+
+def test_documents_named_in_code_exist() -> None:
+    for file in [*ROOT.glob("ringprune/**/*.py"), *ROOT.glob("csrc/**/*.*"), *ROOT.glob("examples/**/*.py")]:
+        for document in re.findall(r"docs/[\w-]+\.md", file.read_text()):
+            assert (ROOT / document).exists(), f"{name(file)} names {document}"
+
+
+def test_index_names_every_page() -> None:
+    pages = {link.partition("#")[0] for link in links(ROOT / "docs" / "index.md")}
+    assert {path.name for path in ROOT.glob("docs/*.md")} - {"index.md"} <= pages
+
+
+# -- the API page -----------------------------------------------------------------------------------------------------
+
+API = ROOT / "docs" / "api.md"
+
+
+def rows(heading: str) -> set[str]:
+    """First cells, without backticks, of the table under a heading of the API page."""
+    parts = re.split(r"^#+ ", prose(API), flags=re.MULTILINE)
+    table = next(part for part in parts if part.partition("\n")[0].replace("`", "") == heading)
+    return {match[1] for match in re.finditer(r"^\| `([\w.]+)", table, re.MULTILINE)}
+
+
+def test_every_public_name_is_documented() -> None:
+    assert rows("Names") == set(rp.__all__)
+
+
+@pytest.mark.parametrize("function", [rp.DistributedOptimizer, rp.IWP, rp.Warmup], ids=lambda f: f.__name__)
+def test_every_argument_is_documented(function: Any) -> None:
+    arguments = set(inspect.signature(function).parameters)
+    assert rows(function.__name__) == arguments
+
+
+def test_every_method_is_documented() -> None:
+    own = {key for key in vars(rp.DistributedOptimizer) if not key.startswith("_")}
+    assert rows("Methods of the wrapper") == own
+
+
+def test_every_statistic_is_documented() -> None:
+    def rank(comm: Any) -> dict[str, Any]:
+        model = torch.nn.Linear(64, 64)
+        optimizer = rp.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters(), comm=comm
+        )
+        model(torch.ones(1, 64)).sum().backward()
+        optimizer.step()
+        return optimizer.stats()
+
+    stats = rp.simulate(1, rank)[0]
+    assert rows("Stats") == set(stats)
+    assert set(stats["seconds"]) <= set(code_spans(API))

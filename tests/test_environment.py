@@ -1,0 +1,225 @@
+"""The set-up: steps run when what they rest on changed, failures explain themselves, pins are complete."""
+
+import ast
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = ROOT / "mpi_scripts" / "environment"
+PINS = (ENVIRONMENT / "constraints.txt").read_text()
+
+
+def load(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
+    """A module of the set-up, which lies beside its script and in no package."""
+    monkeypatch.syspath_prepend(ENVIRONMENT)
+    return importlib.import_module(name)
+
+
+class Machine:
+    """A small set-up of one step, with its stamps and logs in a temporary folder."""
+
+    def __init__(self, steps: ModuleType, folder: Path) -> None:
+        self.steps, self.folder = steps, folder
+        self.runs = 0
+        self.fact = "one"
+        self.command = [sys.executable, "-c", "print('hello from the step')"]
+
+    def set_up(self) -> None:
+        """Do the step if it has to be done."""
+        step = self.steps.Step("probe", "a probe", lambda: [self.fact, ("tuple",)], self._run)
+        self.steps.run_steps(
+            [step], stamps=self.folder / "stamps.json", logs=self.folder / "logs", environment=dict(os.environ)
+        )
+
+    def _run(self, log: object) -> str:
+        self.runs += 1
+        log.call(self.command, {"GREETING": "hello"}, seconds=20)  # type: ignore[attr-defined]
+        return "done"
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
+    return Machine(load(monkeypatch, "steps"), tmp_path)
+
+
+def test_a_step_runs_once_until_its_facts_change(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    machine.set_up()
+    machine.set_up()
+    assert machine.runs == 1
+    first, second = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"\[1/1\] a probe \.\.\. done in \d+ s", first)
+    assert second == "[1/1] a probe ... found"
+    machine.fact = "two"
+    machine.set_up()
+    assert machine.runs == 2
+    assert "hello from the step" in (machine.folder / "logs" / "probe.log").read_text()
+
+
+def test_a_damaged_record_means_that_nothing_is_done(machine: Machine) -> None:
+    machine.set_up()
+    (machine.folder / "stamps.json").write_text("{")
+    machine.set_up()
+    assert machine.runs == 2
+
+
+@pytest.mark.parametrize(
+    ("output", "advice"),
+    [
+        ("fatal error: Python.h: No such file or directory", "python3-dev"),
+        ("NewConnectionError: [Errno -2] Name or service not known", "out of reach"),
+        ("OSError: [Errno 28] No space left on device", "make room"),
+        ("ERROR: No matching distribution found for torch==9", "pinned version"),
+        ("a trouble nobody knows", "ended with status 3"),
+    ],
+)
+def test_a_failure_shows_the_log_and_what_to_try(
+    machine: Machine, capsys: pytest.CaptureFixture[str], output: str, advice: str
+) -> None:
+    lines = [f"line {number}" for number in range(100)] + [output]
+    machine.command = [sys.executable, "-c", f"print({chr(10).join(lines)!r}); raise SystemExit(3)"]
+    with pytest.raises(SystemExit) as left:
+        machine.set_up()
+    assert advice in str(left.value)
+    assert str(machine.folder / "logs" / "probe.log") in str(left.value)
+    shown = capsys.readouterr().err
+    assert output in shown
+    assert "line 99" in shown
+    assert "line 5\n" not in shown, "only the end of a long log"
+    machine.command = [sys.executable, "-c", ""]
+    machine.set_up()
+    assert machine.runs == 2, "a step that failed is not done"
+
+
+def test_a_failure_shows_the_first_error_of_a_long_log(machine: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ["a.cc:1:2: error: the reason", *[f"line {number}" for number in range(100)]]
+    machine.command = [sys.executable, "-c", f"print({chr(10).join(lines)!r}); raise SystemExit(1)"]
+    with pytest.raises(SystemExit):
+        machine.set_up()
+    assert "the reason" in capsys.readouterr().err
+
+
+def test_a_step_that_hangs_is_ended(machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log = machine.steps.Log(tmp_path / "hang.log", dict(os.environ))
+    with pytest.raises(machine.steps.SetUpError, match="within 1 s"):
+        log.call([sys.executable, "-c", "import time; time.sleep(60)"], seconds=1)
+    with pytest.raises(machine.steps.SetUpError, match="cannot start"):
+        log.call([tmp_path / "no such program"])
+
+
+def test_choices_are_checked_and_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    checkout = load(monkeypatch, "checkout")
+    monkeypatch.setattr(checkout, "CHOSEN", tmp_path / "choices.json")
+    assert checkout.read_choices({}) == {"MPI": "wheel", "TORCH": "", "RINGPRUNE_BUILD": "auto"}
+    given = {"MPI": "system", "TORCH": "", "HOROVOD_GPU_OPERATIONS": "NCCL", "HOROVOD_CYCLE_TIME": "1", "HOME": "/"}
+    checkout.remember(checkout.read_choices(given))
+    later = checkout.read_choices({"RINGPRUNE_BUILD": "none"})
+    assert (later["MPI"], later["RINGPRUNE_BUILD"]) == ("system", "none")
+    assert checkout.of_horovod(later) == {"HOROVOD_GPU_OPERATIONS": "NCCL"}
+    assert checkout.read_choices({"MPI": "wheel"})["MPI"] == "wheel"
+    with pytest.raises(ValueError, match="MPI=mpich is not one of wheel, system"):
+        checkout.read_choices({"MPI": "mpich"})
+
+
+def test_every_package_we_name_is_pinned() -> None:
+    pinned = {line.split("==")[0].lower() for line in PINS.splitlines() if "==" in line}
+    text = (ROOT / "pyproject.toml").read_text()
+    table = text[text.index("dependencies = ") : text.index("[project.scripts]")]
+    lists = [ast.literal_eval(found) for found in re.findall(r"= (\[.*?\])\n", table, re.DOTALL)]
+    named = {re.split(r"[>=<;\[ ]", name)[0].lower() for names in lists for name in names}
+    assert {"torch", "horovod", "pytest", "rich"} <= named
+    assert named <= pinned
+
+
+def test_every_pin_is_exact_and_each_python_gets_one() -> None:
+    lines = [line for line in PINS.splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r'[\w.-]+==[\w.]+(; python_version (<|>=) "3\.11")?', line) for line in lines)
+    for old in (True, False):
+        wanted = [line.split("==")[0] for line in lines if (">=" if old else "<") not in line]
+        assert len(wanted) == len(set(wanted))
+
+
+def test_what_is_installed_here_is_what_is_pinned() -> None:
+    if Path(sys.prefix) != ROOT / ".venv":
+        pytest.skip("the tests run in an environment of the user's own")
+    found = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
+
+
+def test_the_machine_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    prerequisites = load(monkeypatch, "prerequisites")
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(prerequisites.sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(prerequisites, "NEEDED_GB", 1e9)
+    text = "\n".join(prerequisites.missing(ROOT))
+    for words in ("g++", "python3-dev", "install make", "Disk space"):
+        assert words in text
+
+
+def test_an_old_compiler_is_named_with_its_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    prerequisites = load(monkeypatch, "prerequisites")
+    old = tmp_path / "old-cxx"
+    old.write_text("#!/bin/sh\necho \"error: unrecognized option '-std=c++20'\" >&2\nexit 1\n")
+    old.chmod(0o755)
+    monkeypatch.setenv("CXX", str(old))
+    (message,) = [text for text in prerequisites.missing(ROOT) if "old-cxx" in text]
+    assert "unrecognized option" in message
+
+
+@pytest.fixture
+def checkout_with_space(tmp_path: Path) -> Path:
+    """A checkout with a .venv of nothing, in a folder whose name has a space."""
+    folder = tmp_path / "a folder"
+    (folder / "mpi_scripts" / "environment").mkdir(parents=True)
+    shutil.copy(ENVIRONMENT / "run", folder / "mpi_scripts" / "environment" / "run")
+    return folder
+
+
+def run(checkout: Path, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [str(checkout / "mpi_scripts" / "environment" / "run"), "sh", "-c", script]
+    environment = {"PATH": os.environ["PATH"], **variables}
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
+
+
+def test_run_sets_the_environment_and_keeps_the_users(checkout_with_space: Path) -> None:
+    folder = checkout_with_space / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    for name in ("python", "orted"):
+        (folder / name).symlink_to("/bin/true")
+    script = 'echo "$PATH|$OPAL_PREFIX|$OMP_NUM_THREADS|$OMPI_MCA_rmaps_base_oversubscribe"'
+    path, prefix, threads, oversubscribe = run(checkout_with_space, script).stdout.strip().split("|")
+    assert path.startswith(f"{folder}:")
+    assert (prefix, threads, oversubscribe) == (str(folder.parent), "1", "1")
+    assert "|4|" in run(checkout_with_space, script, OMP_NUM_THREADS="4").stdout
+
+
+def test_run_says_when_nothing_is_set_up(checkout_with_space: Path) -> None:
+    done = run(checkout_with_space, "true")
+    assert done.returncode == 1
+    assert "make demo" in done.stderr
+
+
+def test_make_alone_lists_its_targets() -> None:
+    done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for target in ("demo", "test", "lint", "format", "clean"):
+        assert f"make {target} " in done.stdout
+
+
+@pytest.mark.parametrize(("mode", "words"), [("gpu", "auto, cpu, cuda, none"), ("cuda", "CUDA")])
+def test_a_build_that_cannot_be_is_refused(mode: str, words: str) -> None:
+    environment = {**os.environ, "RINGPRUNE_BUILD": mode, "CUDA_HOME": ""}
+    command = [sys.executable, "-W", "ignore", "setup.py", "--version"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    if mode == "cuda" and done.returncode == 0:
+        pytest.skip("here it can be: torch and toolkit have CUDA")
+    assert done.returncode == 1
+    assert f"RINGPRUNE_BUILD={mode}" in done.stderr
+    assert words in done.stderr
