@@ -16,6 +16,9 @@ from pathlib import Path
 __all__ = ["Job", "JobError", "environment", "horovodrun"]
 
 STEP = re.compile(r"step (\d+)/(\d+)")
+TAG = re.compile(
+    r"\[(?:\d+,)?(\d+)\]<std(?:out|err)>:"
+)  # horovodrun names the rank at the start of each piece of output
 
 
 class JobError(RuntimeError):
@@ -58,7 +61,7 @@ class Job:
             watch.start()
             try:
                 for line in process.stdout or ():
-                    log.write(line)
+                    log.write(_untagged(line))
                     if found := STEP.search(line):
                         progress(int(found[1]), int(found[2]))
                 process.wait()
@@ -76,6 +79,14 @@ class Job:
             f"  * the job by itself:\n    {shlex.join(self.command)}\n"
             "  * a busy or slow machine: --time-limit SECONDS"
         )
+
+
+def _untagged(line: str) -> str:
+    """A line with the rank it came from once at its start, where it came from a rank; nothing if nothing is left."""
+    rank, text = TAG.match(line), TAG.sub("", line)
+    if rank is None or not text.strip():
+        return text.lstrip("\n")
+    return f"[{rank[1]}] {text}"
 
 
 def _end(process: subprocess.Popen[str]) -> None:
@@ -98,6 +109,10 @@ def horovodrun(ranks: int, script: Path, *options: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """The environment of a job: the launchers beside this Python come first, one thread per rank."""
+    """The environment of a job: the launchers beside this Python come first, and ranks share the cores.
+
+    One thread per rank, and a rank that waits for a message lets others run: more than twice as fast on busy cores.
+    """
+    shared = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
     beside = str(Path(sys.executable).parent)
-    return {"OMP_NUM_THREADS": "1", **os.environ, "PATH": os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])}
+    return {**shared, **os.environ, "PATH": os.pathsep.join([beside, os.environ.get("PATH", os.defpath)])}

@@ -1,9 +1,10 @@
 """From the journals of single runs to rows, and from rows to the table people read."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 __all__ = ["method_of", "row_of", "table_of"]
@@ -31,46 +32,38 @@ def row_of(record: dict[str, Any]) -> Row:
     return row | {key: record[key] for key in ("seed", "ranks", "steps", "batch_size", "learning_rate")}
 
 
-def table_of(rows: Iterable[Row]) -> Table:
-    """A line per task and method; over several seeds the mean and its standard error."""
-    table = Table(title="Side by side; bytes are per rank and step, in kB, warm-up included", title_justify="left")
-    table.add_column("task")
+def table_of(rows: Sequence[Row]) -> Table:
+    """The rows of one task, a line per method; over several seeds the mean and its standard error."""
+    first = rows[0]
+    title = f"{first['task']}: {first['metric']} after {first['steps']} steps on {first['ranks']} ranks"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
     table.add_column("method", no_wrap=True)
-    table.add_column("validation")
-    for name in ("steps/s", "kB sent", "values", "indices", "dense part", "wire ratio", "after warm-up", "value ratio"):
-        table.add_column(name, justify="right")
-    task = None
-    for group in _grouped(rows):
-        first = group[0]
-        if task not in (None, first["task"]):
-            table.add_section()
-        cells = [first["task"] if first["task"] != task else "", first["method"], _metric(group)]
-        table.add_row(*cells, *_numbers(group))
-        task = first["task"]
+    for name in (first["metric"].split()[-1], "steps/s", "kB per\nstep", "values", "indices", "dense\npart"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name in ("wire\nratio", "after\nwarm-up", "value\nratio"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for method in dict.fromkeys(row["method"] for row in rows):
+        table.add_row(method, *_cells([row for row in rows if row["method"] == method]))
     return table
 
 
-def _grouped(rows: Iterable[Row]) -> list[list[Row]]:
-    groups: dict[tuple[str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row["task"], row["method"]), []).append(row)
-    return list(groups.values())
-
-
-def _metric(group: Sequence[Row]) -> str:
-    values = [row["value"] for row in group]
-    if group[0]["metric"].endswith("accuracy"):
-        return f"accuracy {_with_error([100 * value for value in values], 2)} %"
-    return f"loss {_with_error(values, 3)}"
-
-
-def _numbers(group: Sequence[Row]) -> list[str]:
+def _cells(group: Sequence[Row]) -> list[str]:
+    accuracy = group[0]["metric"].endswith("accuracy")
+    values = [100 * row["value"] if accuracy else row["value"] for row in group]
     kilobytes = ("bytes_per_step", "bytes_values_per_step", "bytes_indices_per_step", "bytes_dense_per_step")
+    ratios = ("wire_ratio", "steady_wire_ratio", "value_ratio")
     return [
+        _with_error(values, 2) + " %" if accuracy else _with_error(values, 3),
         _with_error([row["steps_per_second"] for row in group], 1),
-        *(f"{mean(row[key] for row in group) / 1e3:,.1f}" for key in kilobytes),
-        *(f"{mean(row[key] for row in group):.1f}" for key in ("wire_ratio", "steady_wire_ratio", "value_ratio")),
+        *(_short(mean(row[key] for row in group) / 1e3) for key in kilobytes),
+        *(f"{mean(row[key] for row in group):.1f}" for key in ratios),
     ]
+
+
+def _short(number: float) -> str:
+    if number == 0:
+        return "-"
+    return f"{number:,.0f}" if number >= 100 else f"{number:.1f}"
 
 
 def _with_error(values: Sequence[float], digits: int) -> str:

@@ -21,7 +21,7 @@ LENGTH = 48  # characters the model is shown at a time
 
 def main() -> None:
     """Train, validate on files never trained on, and report nats per character."""
-    parser = options("train_charlm.py", str(__doc__), steps=400, batch_size=8, lr=2.0, clip=0.25, validate_every=0)
+    parser = options("train_charlm.py", str(__doc__), steps=500, batch_size=8, lr=6.0, clip=0.25, validate_every=0)
     parser.add_argument("--data", type=Path, metavar="DIR", help="take the *.py files of this folder instead")
     args = parser.parse_args()
     find_mpi()

@@ -18,7 +18,7 @@ def test_progress_is_read_from_the_output(tmp_path: Path) -> None:
         lambda *point: seen.append(point)
     )
     assert seen == [(5, 10), (10, 10)]
-    assert "step 10/10" in (tmp_path / "logs" / "job.log").read_text()
+    assert "\n[0] digits: step 10/10" in (tmp_path / "logs" / "job.log").read_text()
 
 
 def test_failure_shows_the_end_of_the_log(tmp_path: Path) -> None:
