@@ -32,7 +32,8 @@ class Task:
 
 
 # Each policy has the best learning rate of its grid (2 ranks, seed 1). digits: 0.05, 0.1, 0.2; 0.2 is too high for iwp.
-# charlm, loss at 400 steps: Horovod at 3, 6, 12: 1.89, 1.84, 1.87; iwp at 3, 6, 8, 12, 24: 2.20, 2.03, 1.99, 1.96, 2.05.
+# charlm, loss at 400 steps: Horovod at 3, 6, 12: 1.89, 1.84, 1.87;
+# iwp at 3, 6, 8, 12, 24: 2.20, 2.03, 1.99, 1.96, 2.05.
 TASKS = {
     "digits": Task("train_digits.py", ("--epochs", "20"), {"horovod-fp32": 0.1, "horovod-fp16": 0.1, "iwp": 0.1}),
     "charlm": Task("train_charlm.py", ("--steps", "500"), {"horovod-fp32": 6, "horovod-fp16": 6, "iwp": 12}),
