@@ -16,6 +16,7 @@ __all__ = [
     "Choices",
     "environment",
     "installed",
+    "jobs",
     "of_horovod",
     "pins",
     "pip",
@@ -71,7 +72,12 @@ def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
     path = os.pathsep.join([str(VENV / "bin"), os.environ.get("PATH", os.defpath)])
     quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore", "PIP_USER": "0"}
-    return {**kept, **quiet, "PATH": path, "VIRTUAL_ENV": str(VENV)}
+    return {**kept, **quiet, "PATH": path, "VIRTUAL_ENV": str(VENV), "MAX_JOBS": str(jobs())}
+
+
+def jobs() -> int:
+    """How many compilers may run at once: ``JOBS``, or the cores this process may use."""
+    return int(os.environ.get("JOBS") or len(os.sched_getaffinity(0)))
 
 
 def read_choices(variables: Mapping[str, str]) -> Choices:

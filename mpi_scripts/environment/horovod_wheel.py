@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import mpi_choice
-from checkout import CACHE, HERE, VENV, Choices, installed, of_horovod, pins, pip
+from checkout import CACHE, HERE, VENV, Choices, installed, jobs, of_horovod, pins, pip
 from prerequisites import compiler
 from steps import Log
 
@@ -84,10 +84,9 @@ def _wrappers(choices: Choices, place: Path) -> dict[str, str]:
 
 def _variables(choices: Choices, place: Path) -> dict[str, str]:
     """The environment of the build."""
-    jobs = os.environ.get("JOBS") or str(len(os.sched_getaffinity(0)))
     own = {
         "CMAKE_TOOLCHAIN_FILE": str(place / "cmake" / "horovod_toolchain.cmake"),
-        "MAKEFLAGS": f"-j{jobs}",
+        "MAKEFLAGS": f"-j{jobs()}",
         "PATH": os.pathsep.join([str(place / "venv" / "bin"), os.environ.get("PATH", os.defpath)]),
         "TMPDIR": str(place),
         "VIRTUAL_ENV": str(place / "venv"),

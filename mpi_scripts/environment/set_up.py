@@ -7,7 +7,7 @@
     TORCH_INDEX=URL             package index for torch alone, for example one that offers CPU builds
     RINGPRUNE_BUILD=auto|cpu|cuda|none    what setup.py builds from csrc/
     HOROVOD_GPU_OPERATIONS=NCCL           this and Horovod's other build variables
-    CXX=...  JOBS=N             the C++ compiler, and how many of them run at once while Horovod is built
+    CXX=...  JOBS=N             the C++ compiler, and how many of them run at once (default: one per core)
 
 MPI, TORCH, RINGPRUNE_BUILD and Horovod's variables are remembered until .venv is deleted.
 """
