@@ -44,19 +44,9 @@ class Job:
     def run(self, progress: Callable[[int, int], None]) -> None:
         """Run it to its end; ``progress(step, steps)`` is called as it goes."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("w") as log:
+        late = threading.Event()
+        with self.log.open("w") as log, self._start() as process:
             log.write(f"$ {shlex.join(self.command)}\n")
-            process = subprocess.Popen(
-                self.command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                text=True,
-                errors="replace",
-                env=environment(),
-                start_new_session=True,
-            )
-            late = threading.Event()
             watch = threading.Timer(self.time_limit, lambda: (late.set(), _end(process)))
             watch.start()
             try:
@@ -70,6 +60,18 @@ class Job:
                 _end(process)
         if process.returncode != 0:
             raise JobError(self._failure("took too long" if late.is_set() else f"exit status {process.returncode}"))
+
+    def _start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            self.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            env=environment(),
+            start_new_session=True,
+        )
 
     def _failure(self, reason: str) -> str:
         tail = "".join(f"    {line}\n" for line in self.log.read_text().splitlines()[-25:])
