@@ -14,10 +14,12 @@ from typing import Any, Literal
 
 from ringprune.comm.communicator import Traffic
 
-__all__ = ["Content", "Metrics"]
+__all__ = ["Content", "Metrics", "Stage"]
 
 Content = Literal["values", "indices", "dense", "headers"]
+Stage = Literal["accumulate", "score", "select", "agree", "pack", "reduce", "unpack"]
 CONTENTS: tuple[Content, ...] = ("values", "indices", "dense", "headers")
+STAGES: tuple[Stage, ...] = ("accumulate", "score", "select", "agree", "pack", "reduce", "unpack")
 
 
 @dataclass
@@ -59,7 +61,7 @@ class Metrics:
         self._total = _Ledger()
         self._steady = _Ledger()
         self._ledgers = [self._total]
-        self._seconds: dict[str, float] = {}
+        self._seconds = dict.fromkeys(STAGES, 0.0)
 
     def begin(self, density: float, *, steady: bool) -> None:
         """An exchange starts, at this density; ``steady`` once warm-up is over."""
@@ -89,13 +91,13 @@ class Metrics:
             ledger.payload[content] += self._traffic.payload_bytes - payload
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: Stage) -> Iterator[None]:
         """Add the wall time spent inside to the seconds of stage ``name``."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - start
+            self._seconds[name] += time.perf_counter() - start
 
     def stats(self) -> dict[str, Any]:
         """All counters and ratios as plain numbers; bytes are of this rank since construction."""
