@@ -54,7 +54,11 @@ def read_mode() -> str:
 def wants_cuda(mode: str, torch: ModuleType) -> bool:
     """Whether CUDA kernels are built: a matter of torch and toolkit, not of a GPU in this machine."""
     home = torch.utils.cpp_extension.CUDA_HOME
-    lacking = {"a torch that is built for CUDA": torch.version.cuda, "a CUDA toolkit (nvcc, CUDA_HOME)": home}
+    lacking = {
+        "a torch that is built for CUDA": torch.version.cuda,
+        "a CUDA toolkit (nvcc, CUDA_HOME)": home,
+        "kernels in csrc/cuda, of which there are none yet": any(Path("csrc/cuda").glob("*.cu")),
+    }
     missing = [what for what, found in lacking.items() if not found]
     if mode == "cuda" and missing:
         found = f"torch {torch.__version__}, CUDA_HOME={home}"

@@ -63,9 +63,9 @@ class Proposals:
     """
 
     def __init__(self, comm: Communicator, roots: Sequence[int], message: Tensor, *, name: str) -> None:
-        self._count = len(roots)
+        self._count, self._gathered = len(roots), len(roots) == comm.size
         self._handles: list[Handle] = []
-        if len(roots) == comm.size:
+        if self._gathered:
             self._handles.append(comm.allgather(message, name=name))
             return
         for turn, root in enumerate(roots):
@@ -75,9 +75,7 @@ class Proposals:
     def wait(self) -> list[Tensor]:
         """All roots' messages; the same bytes on every rank."""
         messages = [handle.wait() for handle in self._handles]
-        if len(messages) == 1 and self._count > 1:
-            return list(messages[0].chunk(self._count))
-        return messages
+        return list(messages[0].tensor_split(self._count)) if self._gathered else messages
 
 
 def union(proposals: Sequence[Tensor]) -> Tensor:

@@ -14,12 +14,19 @@ from ringprune.validation import flag, real_number
 from ringprune.wire import MAX_POSITIONS
 
 __all__ = [
+    "called_by_horovod_broadcast",
     "check_optimizer",
     "describe_optimizer",
     "describe_parameters",
     "horovod_arguments",
+    "is_outside",
     "name_parameters",
 ]
+
+_FRAMES_TO_HOROVOD = 12
+"""How far up its caller may be: torch and schedulers wrap ``step`` in functions of their own."""
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 _REFUSED = {
     "LBFGS": "its line search evaluates the loss several times per step, each on this rank's batch alone",
@@ -44,6 +51,35 @@ def check_optimizer(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
+def is_outside(process_set: Any) -> bool:
+    """Whether this rank is outside a Horovod process set.
+
+    Raises:
+        ArgumentTypeError: it is no process set.
+    """
+    if process_set is None:
+        return False
+    if not hasattr(process_set, "included"):
+        raise ArgumentTypeError(f"process_set={process_set!r}: a horovod.torch.ProcessSet, or None")
+    return not process_set.included()
+
+
+def called_by_horovod_broadcast() -> bool:
+    """Whether ``step()`` was called by ``hvd.broadcast_optimizer_state``.
+
+    It makes optimizers without state step on zero gradients, on some ranks only, so that step must not be exchanged.
+    Zero gradients can as well be those of a rank without a batch; who called is the one sure sign.
+    """
+    frame = sys._getframe(1)
+    for _ in range(_FRAMES_TO_HOROVOD):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+        if frame.f_code.co_name == "broadcast_optimizer_state":
+            return str(frame.f_globals.get("__name__", "")).startswith("horovod.")
+    return False
+
+
 def describe_optimizer(optimizer: torch.optim.Optimizer) -> list[str]:
     """One line per param group with its plain settings, for the hand-shake."""
     lines = [f"optimizer is {type(optimizer).__name__}"]
@@ -65,6 +101,8 @@ def name_parameters(
     owned = [(p, group) for group, entry in enumerate(optimizer.param_groups) for p in entry["params"]]
     if named_parameters is None:
         return [(f"parameter {i}", param, group) for i, (param, group) in enumerate(owned)]
+    if not isinstance(named_parameters, Iterable):
+        raise ArgumentTypeError(f"named_parameters={named_parameters!r}: (name, parameter) pairs, or None")
     pairs = list(named_parameters)
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and torch.is_tensor(pair[1])):
@@ -93,8 +131,8 @@ def describe_parameters(named: Iterable[tuple[str, Tensor, int]]) -> list[ParamS
     """
     specs = [ParamSpec(name, tuple(p.shape), p.dtype, p.device, group) for name, p, group in named]
     for spec in specs:
-        if not spec.dtype.is_floating_point:
-            raise ConfigurationError(f"parameter {spec}: only real floating-point parameters can be exchanged")
+        if spec.dtype not in _DTYPES:
+            raise ConfigurationError(f"parameter {spec}: only real floating-point parameters of 16 to 64 bits")
         if spec.numel > MAX_POSITIONS:
             raise ConfigurationError(f"parameter {spec}: at most {MAX_POSITIONS} entries")
     return specs
@@ -125,8 +163,13 @@ def horovod_arguments(
 
 def _is_average(op: Any) -> bool:
     hvd: Any = sys.modules.get("horovod.torch")
-    names = {getattr(hvd, name): name for name in ("Average", "Sum", "Adasum", "Min", "Max", "Product")} if hvd else {}
-    name = "Average" if op is None else op.capitalize() if isinstance(op, str) else names.get(op, repr(op))
+    if op is None:
+        name = "Average"
+    elif isinstance(op, str):
+        name = op.capitalize()
+    else:
+        known = [n for n in ("Average", "Sum", "Adasum", "Min", "Max", "Product") if hvd is not None]
+        name = next((n for n in known if isinstance(op, int) and getattr(hvd, n) == op), repr(op))
     if name in ("Average", "Sum"):
         return name == "Average"
     why = "Adasum needs the dense gradient of every layer" if name == "Adasum" else "gradients are averaged or summed"

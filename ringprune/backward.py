@@ -24,9 +24,9 @@ class Backward:
         plan: the parameters and buckets.
         params: their tensors, in the Plan's order.
         passes: backward passes that make one step.
-        full: called with a bucket's index when all its gradients have had their passes, and those of every bucket
-            before it: in the same order on every rank, whatever order the hooks fire in.
-        excess: called with a parameter's name when it gets another gradient after its last pass.
+        full: bound method, called with a bucket's index when all its gradients have had their passes, and those of
+            every bucket before it: in the same order on every rank, whatever order the hooks fire in.
+        excess: bound method, called with a parameter's name when it gets another gradient after its last pass.
 
     Raises:
         ConfigurationError: a parameter is watched by another wrapper.
@@ -49,7 +49,8 @@ class Backward:
                     "close() the first wrapper"
                 )
         self.passes = passes
-        self._plan, self._full, self._excess = plan, full, excess
+        # Weak: the methods' owner holds this object, and is to go when the user drops it.
+        self._plan, self._full, self._excess = plan, weakref.WeakMethod(full), weakref.WeakMethod(excess)
         self._bucket_of = {i: bucket.index for bucket in plan.buckets for i in bucket.members}
         self._hooks: list[RemovableHandle] = []
         self._params = list(params)
@@ -85,7 +86,7 @@ class Backward:
         """The gradient of parameter ``index`` has had another backward pass added."""
         self.touched = True
         if not self._left[index]:
-            self._excess(self._plan.params[index].name)
+            _alive(self._excess)(self._plan.params[index].name)
             return
         self._left[index] -= 1
         if self._left[index]:
@@ -93,7 +94,13 @@ class Backward:
         self._missing[self._bucket_of[index]] -= 1
         while self._next < len(self._missing) and not self._missing[self._next]:
             self._next += 1
-            self._full(self._next - 1)
+            _alive(self._full)(self._next - 1)
+
+
+def _alive(method: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., None]:
+    found = method()
+    assert found is not None, "a wrapper went while its parameters were being watched"
+    return found
 
 
 def _hook(backward: "weakref.ref[Backward]", index: int) -> Callable[[Tensor], None]:

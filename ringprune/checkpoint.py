@@ -57,6 +57,11 @@ def check_origin(saved: Any, rank: int, size: int) -> Origin:
     absent = [name for name in (*names, "parameters") if name not in saved]
     if absent:
         raise CheckpointError(f"the checkpoint's 'ringprune' entry is damaged: it lacks {', '.join(absent)}")
+    if not isinstance(saved["parameters"], Mapping):
+        raise CheckpointError("the checkpoint's 'ringprune' entry is damaged: its parameters are no table")
+    for name, entry in saved["parameters"].items():
+        if not isinstance(entry, Mapping) or not all(isinstance(tensor, Tensor) for tensor in entry.values()):
+            raise CheckpointError(f"the checkpoint's 'ringprune' entry is damaged at parameter {name!r}")
     origin = Origin(**{name: saved[name] for name in names})
     if not origin.flushed and (origin.rank, origin.size) != (rank, size):
         raise CheckpointError(

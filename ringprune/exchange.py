@@ -30,7 +30,7 @@ from torch import Tensor
 from ringprune import agreement, importance, ops, packing, selection, wire
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import RankMismatchError
-from ringprune.metrics import Metrics
+from ringprune.metrics import Content, Metrics
 from ringprune.plan import Bucket, Plan
 from ringprune.policies.policy import Policy
 from ringprune.reduction import Mean, Reduction
@@ -99,7 +99,6 @@ class Exchange:
         spare: bool,
     ) -> None:
         self.step = 0
-        self.velocity = velocity
         self._plan, self._policy, self._comm, self._metrics = plan, policy, comm, metrics
         self._weights, self._seed, self._mean = weights, seed, mean
         self._roots = policy.roots.number(comm.size) if plan.packed_numel else 1
@@ -143,7 +142,7 @@ class Exchange:
         if isinstance(lane, _Dense):
             with self._metrics.stage("pack"):
                 packing.flatten(corrected, correction.factors, lane.buffer)
-            lane.reduction = self._start_reduction(lane.bucket, lane.buffer, dense=True)
+            lane.reduction = self._start_reduction(lane.bucket, lane.buffer, "dense")
             return
         with self._metrics.stage("accumulate"):
             lane.residual.accumulate(corrected, correction)
@@ -184,7 +183,7 @@ class Exchange:
                     lane.indices = self._agreed(lane)
                 with self._metrics.stage("pack"):
                     values = self._pack(lane)
-                lane.reduction = self._start_reduction(lane.bucket, values, dense=False)
+                lane.reduction = self._start_reduction(lane.bucket, values, "values")
 
     def _agreed(self, lane: _Packed) -> Tensor | None:
         """The index set of a bucket; None where it is sent whole."""
@@ -239,9 +238,8 @@ class Exchange:
                 lane.residual.rollback()
         self._metrics.exchanged()
 
-    def _start_reduction(self, bucket: Bucket, values: Tensor, *, dense: bool) -> Reduction:
-        content = "dense" if dense else "values"
-        with self._metrics.stage("reduce"), self._metrics.sending("dense" if dense else "values"):
+    def _start_reduction(self, bucket: Bucket, values: Tensor, content: Content) -> Reduction:
+        with self._metrics.stage("reduce"), self._metrics.sending(content):
             return self._mean.start(self._comm, values, name=f"bucket {bucket.index} {content}")
 
     def _weights_of(self, bucket: Bucket) -> list[Tensor]:
@@ -283,7 +281,7 @@ class Exchange:
             if not isinstance(lane, _Packed):
                 continue
             state, bucket = lane.residual, lane.bucket
-            residual = self._start_reduction(bucket, packing.pack_whole(state.residual), dense=True)
+            residual = self._start_reduction(bucket, packing.pack_whole(state.residual), "dense")
             velocity = None
             if state.velocity is not None:
                 with self._metrics.sending("dense"):

@@ -1,6 +1,6 @@
 """Gradient mode: gradients go into the exchange during backward, averages come out in ``param.grad``."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,6 +102,10 @@ class GradientMode:
             "step(); raise it to accumulate over more backward passes"
         )
 
+    def note_fault(self, finding: str) -> None:
+        """The caller did something that cannot work: the next :meth:`finish` raises UsageError on all ranks."""
+        self._verdict.note_fault(finding)
+
     def _open_step(self) -> None:
         """Before the first bucket of a step is started."""
         if not self._open:
@@ -182,8 +186,8 @@ class GradientMode:
         self._open = False
         try:
             if not made:
-                self.metrics.skipped_steps += 1
                 self._verdict.raise_or_skip()
+                self.metrics.skipped_steps += 1
         finally:
             self._verdict.clear()
         return made
@@ -255,33 +259,26 @@ class GradientMode:
         """
         self.idle("flush()")
         rates = [float(self._group(i)["lr"]) for i, packed in enumerate(self._packed) if packed]
-        if rates and not any(rates):
-            raise UsageError("flush() at learning rate 0 would lose what was held back: call it before the rate is 0")
+        if not all(rates):
+            raise UsageError("flush() at learning rate 0 would lose what was held back: call it before a rate is 0")
         for packed, param in zip(self._packed, self.params, strict=True):
             param.grad = torch.zeros_like(param, memory_format=torch.contiguous_format) if packed else None
         self.exchange.flush([param if param.grad is None else param.grad for param in self.params])
         self._inner_step()
         self._inner.zero_grad(set_to_none=True)
 
-    def initialising(self) -> bool:
-        """Whether a step now is the one on zero gradients with which ``hvd.broadcast_optimizer_state`` creates state.
-
-        Only some ranks may make it, so it must not wait for the others.
-        """
-        if self.backward.touched or self.exchange.step or self._inner.state or not self.params:
-            return False
-        return all(param.grad is not None and not param.grad.any() for param in self.params)
-
     def initialise(self) -> None:
-        """Create the wrapped optimizer's state without moving the weights."""
-        rates = [group["lr"] for group in self._inner.param_groups]
-        for group in self._inner.param_groups:
-            group["lr"] = 0.0
+        """Create the wrapped optimizer's state by a step on zero gradients that moves no weight."""
+        groups = self._inner.param_groups
+        quiet: list[dict[str, Any]] = [{k: 0.0 for k in ("lr", "weight_decay") if k in group} for group in groups]
+        kept = [{key: group[key] for key in zeros} for group, zeros in zip(groups, quiet, strict=True)]
+        for group, zeros in zip(groups, quiet, strict=True):
+            group.update(zeros)
         try:
             self._inner.step()
         finally:
-            for group, rate in zip(self._inner.param_groups, rates, strict=True):
-                group["lr"] = rate
+            for group, values in zip(groups, kept, strict=True):
+                group.update(values)
 
     def idle(self, call: str) -> None:
         """Check that no exchange is under way.
@@ -292,15 +289,23 @@ class GradientMode:
         if self.backward.touched or self._open:
             raise UsageError(f"{call} after backward() and before step() or synchronize(): an exchange is under way")
 
-    def state_like(self, saved: Iterable[str]) -> dict[str, dict[str, Tensor]]:
-        """:meth:`state`, with momentum for every parameter in ``saved``; new momentum is zero, which is no change.
+    def state_like(self, saved: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+        """:meth:`state`, with momentum for just those packed parameters that have it in a checkpoint; new is zero."""
+        if self._momentum is None:
+            return self.state()
+        with_momentum = {name for name, kinds in saved.items() if "momentum" in kinds}
+        self._momentum.allocate(with_momentum)
+        state = self.state()
+        for spec, packed in zip(self.plan.params, self._packed, strict=True):
+            if packed and spec.name not in with_momentum:
+                state[spec.name].pop("momentum", None)
+        return state
 
-        Args:
-            saved: names of the parameters that have momentum in a checkpoint.
-        """
+    def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
+        """The state was overwritten from a checkpoint made after ``step`` exchanges."""
+        self.exchange.resumed(step)
         if self._momentum is not None:
-            self._momentum.allocate(saved)
-        return self.state()
+            self._momentum.resumed({name for name, kinds in saved.items() if "momentum" in kinds}, step)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Everything a checkpoint must hold besides the wrapped optimizer's state, as views by parameter name."""

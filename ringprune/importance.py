@@ -13,6 +13,8 @@ from torch import Tensor
 from ringprune import ops
 from ringprune.validation import real_number
 
+_LARGEST = torch.finfo(torch.float32).max
+
 __all__ = ["RMS_REFRESH", "Ratio", "root_mean_square"]
 
 RMS_REFRESH = 50
@@ -46,7 +48,9 @@ class Ratio:
         Returns:
             float32 scores, shape ``(n,)``, not negative.
         """
+        # The rms of weights that are not finite is not either; a rank that raised here would leave the others waiting.
         floors = [self.damping * value + self.eps for value in rms.tolist()]
+        floors = [floor if floor < _LARGEST else _LARGEST for floor in floors]
         return ops.importance(residual, weights, floors=floors)
 
 

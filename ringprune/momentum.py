@@ -71,14 +71,24 @@ class SharedMomentum:
         wanted = set(names)
         for param, spec in zip(self._params, self._specs, strict=True):
             if spec.name in wanted and spec.name not in self._buffers:
-                zeros = torch.zeros_like(param, dtype=torch.float32, memory_format=torch.contiguous_format)
-                self._buffers[spec.name] = zeros
+                self._buffers[spec.name] = _zeros(param)
+
+    def resumed(self, names: set[str], step: int) -> None:
+        """A checkpoint made after ``step`` exchanges was loaded, with momentum for the parameters ``names``."""
+        for spec, packed in zip(self._specs, self._packed, strict=True):
+            if packed and spec.name not in names:
+                self._buffers.pop(spec.name, None)
+        self._adopted = step > 0
 
     def _adopt(self) -> None:
-        """Go on with the momentum SGD had before it was wrapped, or was given by ``hvd.broadcast_optimizer_state``."""
+        """Before the first step, take over the momentum SGD has from before it was wrapped or was broadcast.
+
+        Later ``hvd.broadcast_optimizer_state`` may make buffers again, of zeros; those are dropped.
+        """
         for param, spec in zip(self._params, self._specs, strict=True):
-            buffer = self._optimizer.state.get(param, {}).pop("momentum_buffer", None)
-            if buffer is not None:
+            state = self._optimizer.state.get(param)
+            buffer = state.pop("momentum_buffer", None) if state else None
+            if buffer is not None and not self._adopted:
                 self.allocate([spec.name])
                 self._buffers[spec.name].copy_(buffer)
         self._adopted = True
@@ -86,8 +96,7 @@ class SharedMomentum:
     @torch.no_grad()
     def apply(self) -> None:
         """Turn every ``param.grad`` from the exchanged average into the whole update SGD is to make."""
-        if not self._adopted:
-            self._adopt()
+        self._adopt()
         for param, spec, packed in zip(self._params, self._specs, self._packed, strict=True):
             group, grad = self._group(spec), param.grad
             decay = float(group["weight_decay"])
@@ -95,7 +104,9 @@ class SharedMomentum:
                 continue
             # SGD subtracts the gradient, or with maximize adds it; decay is subtracted either way.
             sign = -1.0 if group["maximize"] else 1.0
-            source = torch.zeros_like(grad, dtype=torch.float32) if packed else sign * grad.float()
+            source = _zeros(param)
+            if not packed:
+                source.add_(grad, alpha=sign)
             if decay:
                 source.add_(param, alpha=decay)
             update = sign * self._through_buffer(spec, source, group)
@@ -126,3 +137,9 @@ class SharedMomentum:
     def state(self) -> dict[str, Tensor]:
         """The buffers by parameter name; equal on every rank."""
         return dict(self._buffers)
+
+
+def _zeros(param: Tensor) -> Tensor:
+    """A buffer for ``param``, as exact as it needs: float64 for float64, otherwise float32."""
+    dtype = torch.float64 if param.dtype == torch.float64 else torch.float32
+    return torch.zeros_like(param, dtype=dtype, memory_format=torch.contiguous_format)

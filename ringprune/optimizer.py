@@ -1,7 +1,7 @@
 """DistributedOptimizer: wraps a torch optimizer and exchanges gradients before its step."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """
 
     _step_supports_amp_scaling = True
+    found_inf: Tensor  # set by GradScaler.step while it lasts, with grad_scale
 
     def __init__(
         self,
@@ -81,10 +82,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         sparse_as_dense: bool = False,
         gradient_predivide_factor: float = 1.0,
     ) -> None:
-        outside = process_set is not None and not process_set.included()
+        outside = arguments.is_outside(process_set)
         if not outside:
             self._comm = _communicator(comm, process_set)
-        facts, failure = ["nothing"], None
         try:
             self._inner = arguments.check_optimizer(optimizer)
             super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -93,12 +93,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._synchronized = self._skipped = self._scaled = self._flushed = self._closed = False
             self._mode: GradientMode | None = None
             if outside:
+                # There a GradScaler unscales and skips itself, as with any optimizer.
+                self._step_supports_amp_scaling = False
                 return
             scale = LossScale(scaler)
             settings = Settings(
                 seed=whole_number("seed", seed, 0),
                 passes=whole_number("backward_passes_per_step", backward_passes_per_step, 1),
-                nonfinite=nonfinite or ("skip" if scale.enabled else "raise"),
+                nonfinite=("skip" if scale.enabled else "raise") if nonfinite is None else nonfinite,
                 overlap=flag("overlap", overlap),
                 mean=arguments.horovod_arguments(
                     op, compression, groups, num_groups, sparse_as_dense, gradient_predivide_factor
@@ -117,24 +119,21 @@ class DistributedOptimizer(torch.optim.Optimizer):
             plan = build_plan(specs, packed, limit, shared)
             params = [param for _, param, _ in trained]
             self._mode = GradientMode(optimizer, params, plan, chosen, self._comm, scale, settings)
-            facts = [f"wire format {wire.WIRE_VERSION}", *plan.facts]
         except Exception as error:
-            failure = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            # A rank that fails here tells the others, who would wait for it otherwise.
+            # The others would wait for a rank that fails here without a word.
             if not outside:
-                self._shake_hands(facts, failure)
+                with suppress(RingPruneError):
+                    self._shake_hands(["nothing"], f"{type(error).__name__}: {error}")
+            raise
+        try:
+            self._shake_hands([f"wire format {wire.WIRE_VERSION}", *plan.facts], None)
+        except RingPruneError:
+            self.close()
+            raise
 
     def _shake_hands(self, facts: Sequence[str], failure: str | None) -> None:
-        """Compare with the other ranks; a rank that has failed itself raises what it has, not what they say."""
         params = [p for group in getattr(self, "param_groups", []) for p in group["params"]]
-        try:
-            shake_hands(facts, self._comm, params[0].device if params else torch.device("cpu"), failure)
-        except RingPruneError:
-            if failure is None:
-                self.close()
-                raise
+        shake_hands(facts, self._comm, params[0].device if params else torch.device("cpu"), failure)
 
     def _share(self) -> None:
         """Param groups, state and defaults are the wrapped optimizer's own objects."""
@@ -201,23 +200,36 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mode = self._active()
         if mode is None:
             self._inner.step()
-        elif mode.initialising():
+        elif not mode.backward.touched and arguments.called_by_horovod_broadcast():
             mode.initialise()
         else:
-            self._step(mode)
+            try:
+                self._step(mode)
+            except RingPruneError:
+                # GradScaler.step removes these only after a step that went well.
+                for name in ("grad_scale", "found_inf"):
+                    self.__dict__.pop(name, None)
+                raise
         return loss
 
     def _step(self, mode: GradientMode) -> None:
         # GradScaler.step leaves the scale in this attribute; None where unscale_() was called before.
         inside_scaler, pending_scale = hasattr(self, "grad_scale"), getattr(self, "grad_scale", 1.0)
+        exchange = self._should_synchronize and (mode.backward.touched or not self._synchronized)
+        fault = None
         if inside_scaler and not mode.scale.enabled:
-            raise UsageError("GradScaler.step() was called with an optimizer that was built without scaler=: pass it")
-        if self._should_synchronize and (mode.backward.touched or not self._synchronized):
-            if pending_scale is None:
-                raise UsageError("scaler.unscale_() before the exchange: call optimizer.synchronize() before it")
+            fault = "GradScaler.step() was called with an optimizer that was built without scaler=: pass it"
+        elif exchange and pending_scale is None:
+            fault = "scaler.unscale_() before the exchange: call optimizer.synchronize() before it"
+        elif not exchange and mode.backward.touched:
+            fault = "step() inside skip_synchronize() needs a synchronize() after backward()"
+        if fault is not None:
+            mode.note_fault(fault)  # the other ranks may be in the exchange: all of them raise
+        if exchange or fault is not None:
             self._finish(mode, stepping=inside_scaler)
-        elif mode.backward.touched:
-            raise UsageError("step() inside skip_synchronize() needs a synchronize() after backward()")
+        elif inside_scaler and self.found_inf and not self._skipped:
+            self._skipped = True  # what the scaler saw is the average, the same on all ranks
+            mode.metrics.skipped_steps += 1
         if not self._skipped:
             if self._scaled and pending_scale is not None:
                 mode.scale.multiply(mode.params, 1 / mode.scale.value)
@@ -271,9 +283,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state, and under ``"ringprune"`` what this rank keeps; save it on every rank."""
         state = self._inner.state_dict()
-        if self._mode is not None:
-            origin = checkpoint.Origin(self._comm.rank, self._comm.size, self._mode.exchange.step, self._flushed)
-            state["ringprune"] = checkpoint.save(origin, self._mode.state())
+        mode = self._active()
+        if mode is not None:
+            origin = checkpoint.Origin(self._comm.rank, self._comm.size, mode.exchange.step, self._flushed)
+            state["ringprune"] = checkpoint.save(origin, mode.state())
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -288,12 +301,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             mode.idle("load_state_dict()")
             origin = checkpoint.check_origin(state_dict.get("ringprune"), self._comm.rank, self._comm.size)
             entries = state_dict["ringprune"]["parameters"]
-            checkpoint.check_tensors(entries, mode.state_like(n for n, kinds in entries.items() if "momentum" in kinds))
+            checkpoint.check_tensors(entries, mode.state_like(entries))
         self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != "ringprune"})
         self._share()
         if mode is not None:
-            checkpoint.copy(entries, mode.state())
-            mode.exchange.resumed(origin.step)
+            checkpoint.copy(entries, mode.state_like(entries))
+            mode.resumed(entries, origin.step)
             self._flushed = origin.flushed
 
     def close(self) -> None:

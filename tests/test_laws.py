@@ -425,3 +425,21 @@ def test_whatever_goes_wrong_at_construction_is_told_to_the_others() -> None:
                 rp.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), comm=comm)
 
     rp.simulate(3, rank)
+
+
+def test_step_before_backward_with_zero_gradients_waits_for_the_others() -> None:
+    """A rank without a batch was taken for Horovod's broadcast of optimizer state, and left the others waiting."""
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.IWP(0.05), lambda p: torch.optim.SGD(p, lr=0.1))
+        for param in model.parameters():
+            param.grad = torch.zeros_like(param)
+        if comm.rank == 0:
+            loss_of(model, next(iter(batches(0, 1)))).backward()
+        optimizer.step()
+        return weights(model)
+
+    results = rp.simulate(2, rank)
+    assert same_bytes(*results)
+    assert not same_bytes(results[0], weights(make_model()))

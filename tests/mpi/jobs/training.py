@@ -132,6 +132,14 @@ def horovod_s_own_broadcasts(comm: rp.comm.Communicator) -> None:
         hvd.broadcast_optimizer_state(optimizer, root_rank=0)
         optimizer.zero_grad()
         run(model, optimizer, comm.rank, 3)
+        # Again in mid-run, and after a load: Horovod's usual ways to resume.
+        before = weights(model)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        optimizer.load_state_dict(optimizer.state_dict())
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        assert same_bytes(weights(model), before)
+        optimizer.zero_grad()
+        run(model, optimizer, comm.rank, 3)
         digest = hashlib.sha256(weights(model).numpy().tobytes()).digest()
         assert len(set(all_bytes(comm, digest, "weights' hash"))) == 1
         optimizer.close()

@@ -1,0 +1,264 @@
+"""Wrong arguments, wrong order, wrong checkpoints: what the user is told, and on which ranks."""
+
+import gc
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ringprune as rp
+from tests.training import batches, loss_of, make_model, run, sgd, wrap
+
+IWP = rp.IWP(0.05)
+
+
+def only(fn: Any) -> Any:
+    """Run on a single rank, where everything but the network is the same."""
+    return rp.simulate(1, fn)[0]
+
+
+def test_more_backward_passes_than_announced_are_told_to_all_ranks() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, IWP)
+        for batch in batches(comm.rank, 2 if comm.rank == 1 else 1):
+            loss_of(model, batch).backward()
+        with pytest.raises(rp.UsageError, match=r"rank 1: .*backward_passes_per_step=1"):
+            optimizer.step()
+        optimizer.zero_grad()
+        run(model, optimizer, comm.rank, 1)
+
+    rp.simulate(3, rank)
+
+
+def test_step_before_backward_is_an_error_on_all_ranks() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, IWP)
+        with pytest.raises(rp.UsageError, match="before backward"):
+            optimizer.step()
+        run(model, optimizer, comm.rank, 1)
+        with pytest.raises(rp.UsageError, match="before backward"):
+            optimizer.step()
+
+    rp.simulate(2, rank)
+
+
+def test_zero_grad_flush_and_load_are_refused_between_backward_and_step() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, IWP)
+        loss_of(model, next(iter(batches(0, 1)))).backward()
+        for call in (
+            optimizer.zero_grad,
+            optimizer.flush,
+            lambda: optimizer.load_state_dict(optimizer.state_dict()),
+            lambda: optimizer.set_backward_passes_per_step(2),
+        ):
+            with pytest.raises(rp.UsageError, match="backward"):
+                call()
+        with pytest.raises(rp.UsageError, match="synchronize"), optimizer.skip_synchronize():
+            optimizer.step()
+        run(model, optimizer, 0, 1)
+
+    only(rank)
+
+
+def test_wrong_use_on_one_rank_is_told_to_all() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, IWP)
+        loss_of(model, next(iter(batches(0, 1)))).backward()
+        with pytest.raises(rp.UsageError, match=r"rank 1: step\(\) inside skip_synchronize"):
+            if comm.rank == 1:
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            else:
+                optimizer.step()
+        optimizer.zero_grad()
+        run(model, optimizer, comm.rank, 1)
+
+    rp.simulate(2, rank)
+
+
+def test_two_wrappers_on_one_model_are_refused_until_the_first_is_closed_or_gone() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        first = wrap(model, comm, IWP)
+        with pytest.raises(rp.ConfigurationError, match=r"'0.weight' belongs to another"):
+            wrap(model, comm, IWP)
+        first.close()
+        second = wrap(model, comm, IWP)
+        run(model, second, 0, 1)
+        with pytest.raises(rp.UsageError, match="closed"):
+            first.step()
+        gc.disable()  # no cycle keeps the wrapper: dropping it is enough
+        del second
+        gc.enable()
+        run(model, wrap(model, comm, IWP), 0, 1)
+
+    only(rank)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"policy": "iwq"}, "did you mean 'iwp'"),
+        ({"policy": 3}, "policy=3"),
+        ({"nonfinite": "ignore"}, "nonfinite='ignore'"),
+        ({"seed": -1}, "seed=-1"),
+        ({"seed": 0.5}, "seed=0.5"),
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step=0"),
+        ({"bucket_bytes": 0}, "bucket_bytes=0"),
+        ({"bucket_bytes": 2**40}, "bucket_bytes=1099511627776: a whole number of at least 1 and at most"),
+        ({"scaler": 1.0}, "scaler=1.0"),
+        ({"model": "resnet"}, "model='resnet'"),
+        ({"groups": 2}, "groups=2"),
+        ({"num_groups": 2}, "num_groups=2"),
+        ({"overlap": "yes"}, "overlap='yes'"),
+        ({"compression": "fp16"}, "compression='fp16'"),
+        ({"op": "adasum"}, "Adasum"),
+        ({"op": "max"}, "op=Max"),
+        ({"gradient_predivide_factor": 0.0}, "gradient_predivide_factor=0.0"),
+        ({"op": "sum", "gradient_predivide_factor": 2.0}, "op=Average only"),
+        ({"sparse_as_dense": 1}, "sparse_as_dense=1"),
+        ({"nonfinite": ""}, "nonfinite=''"),
+        ({"op": [1]}, "op=[1]"),
+        ({"process_set": "x"}, "process_set='x'"),
+        ({"policy": rp.IWP(roots=2)}, "roots=2 with 1 ranks"),
+    ],
+)
+def test_wrong_arguments_are_named(options: dict[str, Any], said: str) -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        with pytest.raises((rp.ConfigurationError, rp.ArgumentTypeError)) as caught:
+            rp.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), comm=comm, **options)
+        assert said in str(caught.value)
+
+    only(rank)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"density": 0.0}, "density=0.0"),
+        ({"density": 1.5}, "density=1.5"),
+        ({"density": math.nan}, "density=nan"),
+        ({"density": "0.01"}, "density='0.01'"),
+        ({"roots": 0}, 'roots (or "all")=0'),
+        ({"roots": "some"}, "'some'"),
+        ({"explore": None}, "explore=None"),
+        ({"warmup": 100}, "warmup=100: a ringprune.Warmup"),
+        ({"mask_velocity": 1}, "mask_velocity=1"),
+        ({"damping": -1.0}, "damping=-1.0"),
+        ({"eps": 0.0}, "eps=0.0"),
+        ({"explore": 1.1}, "explore=1.1"),
+        ({"min_numel": 0}, "min_numel=0"),
+        ({"clip_norm": 0.0}, "clip_norm=0.0"),
+        ({"clip_norm_per_tensor": -1.0}, "clip_norm_per_tensor=-1.0"),
+        ({"density": 0.5, "warmup": (3, 0.1)}, "start=0.1"),
+        ({"warmup": (-1, 1.0)}, "steps=-1"),
+        ({"warmup": (1, 0.0)}, "start=0.0"),
+    ],
+)
+def test_wrong_settings_of_a_policy_are_named(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises((rp.ConfigurationError, rp.ArgumentTypeError)) as caught:
+        if isinstance(arguments.get("warmup"), tuple):
+            arguments = arguments | {"warmup": rp.Warmup(*arguments["warmup"])}
+        rp.IWP(**arguments)
+    assert said in str(caught.value)
+
+
+def test_wrong_optimizers_and_names_are_named() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        named = list(model.named_parameters())
+        cases: list[tuple[Any, Any, str]] = [
+            (torch.optim.LBFGS(model.parameters()), named, "LBFGS"),
+            (torch.optim.SparseAdam(model.parameters()), named, "SparseAdam"),
+            (model, named, "torch.optim.Optimizer"),
+            (sgd(model.parameters()), named[:-1], "unnamed"),
+            (sgd(model.parameters()), [("a", p) for _, p in named], "names twice: a"),
+            (sgd(model.parameters()), model.parameters(), "pairs"),
+            (torch.optim.SGD(model.parameters(), lr=1, momentum=0.9, dampening=0.5), named, "dampening"),
+            (torch.optim.SGD([nn.Parameter(torch.zeros(2, dtype=torch.complex64))]), None, "floating-point"),
+            (sgd(model.parameters()), 5, "named_parameters=5"),
+        ]
+        for optimizer, names, said in cases:
+            with pytest.raises((rp.ConfigurationError, rp.ArgumentTypeError), match=said):
+                rp.DistributedOptimizer(optimizer, names, comm=comm)
+        wrapped = wrap(model, comm, IWP)
+        with pytest.raises(rp.ConfigurationError, match="already"):
+            rp.DistributedOptimizer(wrapped, named, comm=comm)
+        with pytest.raises(rp.UsageError, match="after wrapping"):
+            wrapped.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+    only(rank)
+
+
+def test_parameters_without_names_are_numbered() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        optimizer = rp.DistributedOptimizer(sgd(make_model().parameters()), comm=comm)
+        assert "parameter 0" in optimizer.state_dict()["ringprune"]["parameters"]
+
+    only(rank)
+
+
+def zeroed(saved: dict[str, Any]) -> dict[str, Any]:
+    parameters = {
+        name: {kind: torch.zeros_like(tensor) for kind, tensor in entry.items()}
+        for name, entry in saved["parameters"].items()
+    }
+    return saved | {"parameters": parameters}
+
+
+def test_checkpoints_that_do_not_fit_are_refused_whole() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model, other = make_model(), nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 50), nn.Linear(50, 300))
+        optimizer, foreign = wrap(model, comm, IWP), wrap(other, comm, IWP)
+        run(model, optimizer, comm.rank, 2)
+        before = optimizer.state_dict()
+        with pytest.raises(rp.CheckpointError) as caught:
+            optimizer.load_state_dict(foreign.state_dict())
+        for part in ("Missing: 4.bias.momentum", "Unexpected: 3.bias.momentum", "Other shape: 2.bias.momentum ([50]"):
+            assert part in str(caught.value)
+        after = optimizer.state_dict()
+        assert torch.equal(
+            before["ringprune"]["parameters"]["0.weight"]["residual"],
+            after["ringprune"]["parameters"]["0.weight"]["residual"],
+        )
+        with pytest.raises(rp.CheckpointError, match="no 'ringprune' entry"):
+            optimizer.load_state_dict(sgd(model.parameters()).state_dict())
+        with pytest.raises(rp.CheckpointError, match="format 99"):
+            optimizer.load_state_dict(before | {"ringprune": before["ringprune"] | {"format": 99}})
+        groups = before["param_groups"][0] | {"params": before["param_groups"][0]["params"][:-1]}
+        with pytest.raises(ValueError, match="size of optimizer's group"):
+            optimizer.load_state_dict(
+                optimizer.state_dict() | {"param_groups": [groups], "ringprune": zeroed(before["ringprune"])}
+            )
+        assert optimizer.state_dict()["ringprune"]["parameters"]["0.weight"]["residual"].any()
+        moved = before["ringprune"] | {"rank": 1 - comm.rank}
+        with pytest.raises(rp.CheckpointError, match=r"residuals of rank .* of 2, .*flush\(\)"):
+            optimizer.load_state_dict(before | {"ringprune": moved})
+
+    rp.simulate(2, rank)
+
+
+def test_a_checkpoint_loaded_on_one_rank_only_is_noticed() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, IWP)
+        run(model, optimizer, comm.rank, 2)
+        saved, state = optimizer.state_dict(), model.state_dict()
+        again = make_model()
+        again.load_state_dict(state)
+        optimizer.close()
+        other = wrap(again, comm, IWP)
+        if comm.rank == 0:
+            other.load_state_dict(saved)
+        with pytest.raises(rp.RankMismatchError, match="rank 0 continues at step 2, rank 1 at step 0"):
+            run(again, other, comm.rank, 1)
+
+    rp.simulate(2, rank)
