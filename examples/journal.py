@@ -136,23 +136,28 @@ class Journal:
             self._bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
             self._bar.update()
         elif self.done * 20 // self.steps > (self.done - 1) * 20 // self.steps:
-            speed = self.timed_steps / self.seconds if self.seconds else 0.0
-            print(f"{self.task}: step {self.done}/{self.steps}  loss {loss:.3f}  {speed:.1f} steps/s", flush=True)
+            speed = f"  {self.timed_steps / self.seconds:.1f} steps/s" if self.seconds else ""
+            _say(f"{self.task}: step {self.done}/{self.steps}  loss {loss:.3f}{speed}")
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._bar is not None:
             self._bar.close()
         stats = record["stats"]
         sent = stats["bytes_sent"] / max(1, stats["steps"]) / 1e3
-        print(
+        _say(
             f"{self.task}, {self.args.policy} on {hvd.size()} ranks: {self.metric} {self.value:.4f}, "
             f"{record['steps_per_second']:.1f} steps/s, {sent:,.1f} kB per rank and step, "
-            f"wire ratio {stats['wire_ratio']:.1f} ({stats['steady_wire_ratio']:.1f} after warm-up)",
-            flush=True,
+            f"wire ratio {stats['wire_ratio']:.1f} ({stats['steady_wire_ratio']:.1f} after warm-up)"
         )
         if self.args.log_file:
             self.args.log_file.parent.mkdir(parents=True, exist_ok=True)
             self.args.log_file.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _say(line: str) -> None:
+    """Text and line end in one write: horovodrun puts its tag between two."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def _append(curve: dict[str, list[float]], **point: float) -> None:

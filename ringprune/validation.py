@@ -33,7 +33,8 @@ def real_number(
         ConfigurationError: it is not finite or out of range.
     """
     bounds = (("above", above), ("at least", least), ("at most", most))
-    allowed = " and ".join(["a finite number", *(f"{word} {bound:g}" for word, bound in bounds if bound is not None)])
+    limits = " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
+    allowed = f"a finite number {limits}".rstrip()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ArgumentTypeError(f"{name}={value!r}: {allowed}")
     inside = (
