@@ -55,9 +55,9 @@ def wants_cuda(mode: str, torch: ModuleType) -> bool:
     """Whether CUDA kernels are built: a matter of torch and toolkit, not of a GPU in this machine."""
     home = torch.utils.cpp_extension.CUDA_HOME
     lacking = {
+        "CUDA kernels in csrc/cuda": list(Path("csrc/cuda").glob("*.cu")),
         "a torch that is built for CUDA": torch.version.cuda,
         "a CUDA toolkit (nvcc, CUDA_HOME)": home,
-        "kernels in csrc/cuda, of which there are none yet": any(Path("csrc/cuda").glob("*.cu")),
     }
     missing = [what for what, found in lacking.items() if not found]
     if mode == "cuda" and missing:

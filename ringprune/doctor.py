@@ -198,9 +198,8 @@ def _native(answer: dict[str, Any], torch: dict[str, Any]) -> list[Finding]:
     cpu = Finding("native CPU", has_cpu, build, "" if has_cpu else REBUILD)
     if has_cuda:
         return [cpu, Finding("native CUDA", True, "built")]
-    if torch.get("cuda"):
-        return [cpu, Finding("native CUDA", False, "not built", "RINGPRUNE_BUILD=cuda " + REBUILD)]
-    return [cpu, Finding("native CUDA", False, "not built; this torch has no CUDA")]
+    why = "this version has kernels for the CPU only" if torch.get("cuda") else "this torch has no CUDA"
+    return [cpu, Finding("native CUDA", False, f"not built; {why}")]
 
 
 def _numba(answer: dict[str, Any]) -> Finding:
