@@ -18,19 +18,13 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[
 class _Residual(nn.Module):
     """``relu(branch(x) + shortcut(x))``; the shortcut is a 1x1 convolution where the shape changes."""
 
-    expansion = 1
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, branch: list[nn.Module], inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        outputs = width * self.expansion
-        self.branch = nn.Sequential(*self._branch(inputs, width, stride))
+        self.branch = nn.Sequential(*branch)
         same = stride == 1 and inputs == outputs
         self.shortcut = nn.Identity() if same else nn.Sequential(*_convolution(inputs, outputs, 1, stride))
         self.activation = nn.ReLU(inplace=True)
         nn.init.zeros_(self.branch[-1].weight)  # every block starts as its shortcut
-
-    def _branch(self, inputs: int, width: int, stride: int) -> list[nn.Module]:
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.activation(self.branch(x) + self.shortcut(x))
@@ -40,8 +34,11 @@ class _Residual(nn.Module):
 class Basic(_Residual):
     """Two 3x3 convolutions."""
 
-    def _branch(self, inputs: int, width: int, stride: int) -> list[nn.Module]:
-        return [*_convolution(inputs, width, 3, stride), nn.ReLU(inplace=True), *_convolution(width, width, 3)]
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        branch = [*_convolution(inputs, width, 3, stride), nn.ReLU(inplace=True), *_convolution(width, width, 3)]
+        super().__init__(branch, inputs, width, stride)
 
 
 class Bottleneck(_Residual):
@@ -49,14 +46,15 @@ class Bottleneck(_Residual):
 
     expansion = 4
 
-    def _branch(self, inputs: int, width: int, stride: int) -> list[nn.Module]:
-        return [
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        branch = [
             *_convolution(inputs, width, 1),
             nn.ReLU(inplace=True),
             *_convolution(width, width, 3, stride),
             nn.ReLU(inplace=True),
             *_convolution(width, width * self.expansion, 1),
         ]
+        super().__init__(branch, inputs, width * self.expansion, stride)
 
 
 class ResNet(nn.Module):
