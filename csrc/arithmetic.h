@@ -20,23 +20,36 @@ C10_HOST_DEVICE inline float corrected(float gradient, float momentum, float& ve
   return kNesterov ? momentum * velocity + gradient : velocity;
 }
 
-// Importance relative to the weight (IWP, arXiv 1901.01544), damped by a floor. Other scores have the same shape.
-struct RelativeImportance {
-  C10_HOST_DEVICE float operator()(float residual, float weight, float floor) const {
-    return std::abs(residual) / (std::abs(weight) + floor);
+// The scores of ringprune/ops/importance.py: each sees one residual, its weight and its tensor's parameter.
+struct Ratio {
+  C10_HOST_DEVICE float operator()(float residual, float weight, float parameter) const {
+    return std::abs(residual) / (std::abs(weight) + parameter);
+  }
+};
+struct Magnitude {
+  C10_HOST_DEVICE float operator()(float residual, float, float) const { return std::abs(residual); }
+};
+struct Sum {
+  C10_HOST_DEVICE float operator()(float residual, float weight, float parameter) const {
+    return std::abs(weight) + std::abs(residual) * parameter;
+  }
+};
+struct Product {
+  C10_HOST_DEVICE float operator()(float residual, float weight, float) const {
+    return std::abs(weight) * std::abs(residual);
   }
 };
 
-// Keys that compare as the floats do: negative below positive, one zero, every NaN on top of all.
-C10_HOST_DEVICE inline uint32_t ordered_key(float value) {
+// Keys below 2^31 that compare as the scores do. Every NaN is the same key on top of all, whatever its sign and
+// payload, for those differ between machines; 0 is the key of what is never selected.
+constexpr uint32_t kNaNKey = 0x7f800001u;
+constexpr int kKeyBits = 31;
+C10_HOST_DEVICE inline uint32_t key_of(float score) {
   constexpr uint32_t kSign = 0x80000000u;
-  constexpr uint32_t kInfinity = 0x7f800000u;
   uint32_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
-  const uint32_t magnitude = bits & ~kSign;
-  if (magnitude > kInfinity) return 0xffffffffu;
-  if (magnitude == 0) return kSign;
-  return (bits & kSign) ? ~bits : bits | kSign;
+  std::memcpy(&bits, &score, sizeof(bits));
+  const uint32_t positive = (bits & kSign) ? 0u : bits;
+  return (bits & ~kSign) >= kNaNKey ? kNaNKey : positive;
 }
 
 }  // namespace ringprune

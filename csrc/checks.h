@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -32,17 +33,18 @@ struct Name {
   }
 };
 
-// Refuses what the kernels cannot read through a plain CPU pointer.
-inline void check_dense(const Name& name, const at::Tensor& tensor) {
+// Refuses what the kernels cannot read through a plain pointer on `device`.
+inline void check_dense(const Name& name, const at::Tensor& tensor, at::Device device) {
   TORCH_CHECK_TYPE(tensor.defined(), name.str(), " is missing; a tensor is needed");
-  TORCH_CHECK_VALUE(tensor.device().is_cpu(), name.str(), " is on ", tensor.device(), "; cpu is needed");
+  TORCH_CHECK_VALUE(tensor.device() == device, name.str(), " is on ", tensor.device(), "; ", device, " is needed");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided && tensor.is_contiguous(), name.str(), " (shape ", tensor.sizes(),
                     ") is not contiguous; a dense contiguous tensor is needed");
 }
 
 // Refuses what is not a contiguous 1-D tensor of `numel` entries of `dtype`.
-inline void check_flat(const Name& name, const at::Tensor& tensor, at::ScalarType dtype, int64_t numel) {
-  check_dense(name, tensor);
+inline void check_flat(const Name& name, const at::Tensor& tensor, at::ScalarType dtype, int64_t numel,
+                       at::Device device = at::kCPU) {
+  check_dense(name, tensor, device);
   TORCH_CHECK_TYPE(tensor.scalar_type() == dtype, name.str(), " is ", tensor.scalar_type(), "; ", dtype, " is needed");
   TORCH_CHECK_VALUE(tensor.dim() == 1, name.str(), " has shape ", tensor.sizes(), "; one dimension is needed");
   TORCH_CHECK_VALUE(tensor.numel() == numel, name.str(), " has ", tensor.numel(), " entries; ", numel, " are needed");
@@ -55,11 +57,12 @@ inline void check_length(const Name& name, size_t length, size_t tensors) {
 }
 
 // Checks every tensor and returns where each starts when all are laid one after another; the total comes last.
-inline std::vector<int64_t> offsets_of(const char* op, const char* argument, at::TensorList tensors) {
+inline std::vector<int64_t> offsets_of(const char* op, const char* argument, at::TensorList tensors,
+                                       at::Device device = at::kCPU) {
   std::vector<int64_t> offsets{0};
   offsets.reserve(tensors.size() + 1);
   for (size_t i = 0; i < tensors.size(); ++i) {
-    check_dense({op, argument, static_cast<int64_t>(i)}, tensors[i]);
+    check_dense({op, argument, static_cast<int64_t>(i)}, tensors[i], device);
     offsets.push_back(offsets.back() + tensors[i].numel());
   }
   return offsets;
@@ -76,10 +79,18 @@ inline void check_offsets(const char* op, at::IntArrayRef offsets, int64_t numel
   }
 }
 
-// Refuses indices that are not int64, 1-D and strictly ascending in [0, numel); names the first that is wrong.
+// Refuses more entries than int32 positions can tell apart.
+inline void check_positions(const char* op, int64_t numel) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  TORCH_CHECK_VALUE(numel <= kMost, "ringprune::", op, ": ", numel, " entries together; at most ", kMost,
+                    " are allowed, for positions are int32");
+}
+
+// Refuses indices that are not int32, 1-D and strictly ascending in [0, numel); names the first that is wrong.
 inline void check_indices(const char* op, const at::Tensor& indices, int64_t numel) {
-  check_flat({op, "indices"}, indices, at::kLong, indices.numel());
-  const int64_t* index = indices.const_data_ptr<int64_t>();
+  check_flat({op, "indices"}, indices, at::kInt, indices.numel());
+  check_positions(op, numel);
+  const int32_t* index = indices.const_data_ptr<int32_t>();
   const int64_t count = indices.numel();
   std::atomic<int64_t> first_bad{count};
   at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
@@ -97,6 +108,20 @@ inline void check_indices(const char* op, const at::Tensor& indices, int64_t num
                     " is not in [0, ", numel, ")");
   TORCH_CHECK_VALUE(false, Name{op, "indices", bad}.str(), " = ", index[bad], " is not above indices[", bad - 1,
                     "] = ", index[bad - 1], "; they must be strictly ascending");
+}
+
+// Refuses counts that are not between 0 and the entries of each tensor; returns where each tensor's positions start.
+inline std::vector<int64_t> check_counts(const char* op, at::IntArrayRef counts, at::IntArrayRef offsets) {
+  const auto tensors = static_cast<int64_t>(offsets.size()) - 1;
+  check_length({op, "counts"}, counts.size(), tensors);
+  std::vector<int64_t> starts{0};
+  for (int64_t i = 0; i < tensors; ++i) {
+    const int64_t entries = offsets[i + 1] - offsets[i];
+    TORCH_CHECK_VALUE(0 <= counts[i] && counts[i] <= entries, Name{op, "counts", i}.str(), " = ", counts[i], "; 0 to ",
+                      entries, " is allowed, the entries of tensor ", i);
+    starts.push_back(starts.back() + counts[i]);
+  }
+  return starts;
 }
 
 // Refuses two tensors that share memory.

@@ -7,7 +7,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
+#include <string_view>
 
+#include "arithmetic.h"
 #include "checks.h"
 
 namespace ringprune {
@@ -21,6 +24,17 @@ void for_each_run(at::IntArrayRef offsets, int64_t begin, int64_t end, const Bod
     if (lo < hi) body(tensor, lo, hi);
     lo = hi;
   }
+}
+
+// Calls body with the score of that name (ringprune/ops/importance.py).
+template <class Body>
+auto with_score(const char* op, std::string_view name, const Body& body) {
+  if (name == "ratio") return body(Ratio{});
+  if (name == "magnitude") return body(Magnitude{});
+  if (name == "sum") return body(Sum{});
+  if (name == "product") return body(Product{});
+  TORCH_CHECK_VALUE(false, "ringprune::", op, ": score is '", std::string(name),
+                    "'; one of ratio, magnitude, sum, product is needed");
 }
 
 // Calls body with a zero of the tensor's element type; refuses dtypes other than float32, float16 and bfloat16.

@@ -79,7 +79,7 @@ class Proposals:
 
 
 def union(proposals: Sequence[Tensor]) -> Tensor:
-    """One index set of all proposals, ascending, each index once; int64."""
+    """One index set of all proposals, ascending, each index once; int32."""
     if len(proposals) == 1:
         return proposals[0]
     merged: Tensor = torch.unique(torch.cat(list(proposals)), sorted=True)

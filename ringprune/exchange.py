@@ -16,6 +16,7 @@
         v
    optimizer.step()
 
+On the roots [1] to [3] are one pass over memory (``ops.accumulate_select``); the other ranks only accumulate.
 What enters [1] and where [7] writes is given by the caller: gradients and ``param.grad`` in gradient mode.
 Collectives are started in the order of the Plan's buckets on every rank: first every bucket's proposals (and dense
 buckets' reductions), as backward fills them, then every packed bucket's reduction.
@@ -34,7 +35,7 @@ from ringprune.metrics import Content, Metrics
 from ringprune.plan import Bucket, Plan
 from ringprune.policies.policy import Policy
 from ringprune.reduction import Mean, Reduction
-from ringprune.residual import Correction, Residual
+from ringprune.residual import Correction, Residual, Selecting
 from ringprune.routing import sent_whole
 
 __all__ = ["Exchange"]
@@ -112,8 +113,9 @@ class Exchange:
 
     @staticmethod
     def _packed(bucket: Bucket, velocity: bool, spare: bool) -> _Packed:
-        residual = Residual(bucket.numel, velocity=velocity, spare=spare, device=bucket.device)
-        rms = torch.zeros(len(bucket.members), dtype=torch.float64)
+        tensors = len(bucket.members)
+        residual = Residual(tensors, bucket.numel, velocity=velocity, spare=spare, device=bucket.device)
+        rms = torch.zeros(tensors, dtype=torch.float64)
         return _Packed(bucket, residual, rms, rms)
 
     # -- one step -----------------------------------------------------------------------------------------------------
@@ -130,50 +132,61 @@ class Exchange:
             self._check_start()
             self._checked = True
 
-    def start(self, index: int, corrected: Sequence[Tensor], correction: Correction) -> None:
+    def start(self, index: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor | None:
         """Stages 1 to 4 of bucket ``index``, as far as they need no other rank; returns at once.
 
         Args:
             index: position of the bucket in the Plan; buckets are started in that order on every rank.
             corrected: what to accumulate: contiguous tensors, one per member, read before this returns.
             correction: their factors and momentum.
+
+        Returns:
+            How many entries of each tensor are NaN or infinite, int64, which a packed bucket learns on the way.
         """
         lane = self._lanes[index]
         if isinstance(lane, _Dense):
             with self._metrics.stage("pack"):
                 packing.flatten(corrected, correction.factors, lane.buffer)
             lane.reduction = self._start_reduction(lane.bucket, lane.buffer, "dense")
-            return
+            return None
         with self._metrics.stage("accumulate"):
-            lane.residual.accumulate(corrected, correction)
             lane.next_rms = lane.rms
             if self.step % importance.RMS_REFRESH == 0:
                 lane.next_rms = importance.root_mean_square(self._weights_of(lane.bucket))
-        if not sent_whole(self._metrics.density):
-            self._propose(lane)
+        lane.proposals = lane.explored = None
+        counts = [] if sent_whole(self._metrics.density) else self._shares(lane)
+        if any(counts):
+            return self._propose(lane, corrected, correction, counts)
+        with self._metrics.stage("accumulate"):
+            return lane.residual.accumulate(corrected, correction)
 
-    def _propose(self, lane: _Packed) -> None:
-        """Stages 2 to 4: score, select and send, where this rank is a root of the bucket; otherwise receive."""
-        bucket, metrics = lane.bucket, self._metrics
-        lane.budget = selection.budgets(bucket.numels, metrics.density)
+    def _shares(self, lane: _Packed) -> list[int]:
+        """Entries that each root proposes of each tensor; what is explored is drawn here, the same on every rank."""
+        bucket = lane.bucket
+        lane.budget = selection.budgets(bucket.numels, self._metrics.density)
         drawn, counts = selection.shares(lane.budget, self._policy.explore, self._roots)
-        key = (self._seed, self.step, bucket.index)
-        lane.explored = selection.explore(drawn, bucket.offsets, *key) if any(drawn) else None
-        lane.proposals = None
-        if not any(counts):
-            return
-        roots = self._policy.roots.of(*key, self._comm.size)
+        if any(drawn):
+            lane.explored = selection.explore(drawn, bucket.offsets, self._seed, self.step, bucket.index)
+        return counts
+
+    def _propose(self, lane: _Packed, corrected: Sequence[Tensor], correction: Correction, counts: list[int]) -> Tensor:
+        """Stages 1 to 4: select and send, where this rank is a root of the bucket; accumulate and receive elsewhere."""
+        bucket, metrics, score = lane.bucket, self._metrics, self._policy.score
+        roots = self._policy.roots.of(self._seed, self.step, bucket.index, self._comm.size)
         if self._comm.rank in roots:
-            with metrics.stage("score"):
-                state, weights = lane.residual.next_residual, self._weights_of(bucket)
-                scores = self._policy.score.scores(state, weights, lane.next_rms)
             with metrics.stage("select"):
-                message = wire.encode_indices(selection.select(scores, bucket.offsets, counts))
+                selecting = Selecting(score.name, score.parameters(lane.next_rms), counts)
+                message, nonfinite = lane.residual.accumulate_select(
+                    corrected, correction, self._weights_of(bucket), selecting
+                )
         else:
-            message = torch.empty(sum(counts), dtype=torch.int32, device=bucket.device)
+            with metrics.stage("accumulate"):
+                nonfinite = lane.residual.accumulate(corrected, correction)
+                message = torch.empty(sum(counts), dtype=torch.int32, device=bucket.device)
         with metrics.stage("agree"), metrics.sending("indices"):
             name = f"bucket {bucket.index} indices"
             lane.proposals = agreement.Proposals(self._comm, roots, message, name=name)
+        return nonfinite
 
     def reduce(self) -> None:
         """Stages 4 to 6 of every packed bucket: agree, pack, start the reduction. All buckets have been started."""
@@ -289,6 +302,14 @@ class Exchange:
             packing.unflatten([outputs[i] for i in bucket.members], residual.wait())
             if velocity is not None:
                 velocity.wait()
+
+    def tally(self) -> dict[str, int]:
+        """How selection went on this rank: see :class:`ringprune.ops.Hints`."""
+        none = dict.fromkeys(ops.Hints.none(0, torch.device("cpu")).counts(), 0)
+        for lane in self._lanes:
+            if isinstance(lane, _Packed):
+                none = {name: none[name] + count for name, count in lane.residual.hints.counts().items()}
+        return none
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """What must be saved of each packed parameter, as views by name: residual, velocity, rms."""

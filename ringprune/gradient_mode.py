@@ -88,6 +88,7 @@ class GradientMode:
             spare=self._overlap,
         )
         self._open = False
+        self._found: list[tuple[Sequence[int], Tensor]] = []  # counts of NaN and infinite entries, not yet read
         self.backward = Backward(plan, params, settings.passes, full=self._bucket_full, excess=self._excess)
 
     # -- during backward ----------------------------------------------------------------------------------------------
@@ -118,12 +119,10 @@ class GradientMode:
         self._open_step()
         bucket = self.plan.buckets[index]
         grads = self._gradients(bucket.members)
+        own = self._factors(grads) if factors is None else [factors[i] for i in bucket.members]
+        found = self.exchange.start(index, grads, self._correction(bucket, own))
         if factors is None:
-            self._note_nonfinite(bucket.members, grads)
-            own = self._factors(grads)
-        else:
-            own = [factors[i] for i in bucket.members]
-        self.exchange.start(index, grads, self._correction(bucket, own))
+            self._found.append((bucket.members, ops.count_nonfinite(grads) if found is None else found))
 
     def _factors(self, grads: Sequence[Tensor]) -> list[float]:
         return self._policy.clipping.factors(grads, 1 / self.scale.value, self._comm.size)
@@ -160,13 +159,16 @@ class GradientMode:
                         "not when the optimizer was wrapped; close() the wrapper and wrap again"
                     )
 
-    def _note_nonfinite(self, members: Sequence[int], grads: Sequence[Tensor]) -> None:
-        for member, count in zip(members, ops.count_nonfinite(grads).tolist(), strict=True):
-            if count:
-                spec = self.plan.params[member]
-                self._verdict.note_nonfinite(
-                    f"the gradient of {spec.name!r} has {count} of {spec.numel} entries NaN or infinite"
-                )
+    def _note_nonfinite(self) -> None:
+        """Read what was counted of each bucket; the first wait for the device where there is one."""
+        for members, counts in self._found:
+            for member, count in zip(members, counts.tolist(), strict=True):
+                if count:
+                    spec = self.plan.params[member]
+                    self._verdict.note_nonfinite(
+                        f"the gradient of {spec.name!r} has {count} of {spec.numel} entries NaN or infinite"
+                    )
+        self._found = []
 
     # -- the rest of the exchange -------------------------------------------------------------------------------------
 
@@ -197,6 +199,7 @@ class GradientMode:
         self._open_step()
         for index in self.backward.remaining():
             self._start(index, None)
+        self._note_nonfinite()
         self._verdict.start()
         self.exchange.reduce()
         made = self._verdict.wait()
@@ -211,7 +214,8 @@ class GradientMode:
         self._open_step()
         everything = range(len(self.params))
         grads = self._gradients(everything)
-        self._note_nonfinite(everything, grads)
+        self._found = [(everything, ops.count_nonfinite(grads))]
+        self._note_nonfinite()
         self._verdict.start()
         if not self._verdict.wait():
             self.metrics.exchanged()

@@ -6,6 +6,7 @@ it chases small weights; RingPrune adds a share of the tensor's root mean square
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,12 +14,23 @@ from torch import Tensor
 from ringprune import ops
 from ringprune.validation import real_number
 
-_LARGEST = torch.finfo(torch.float32).max
-
-__all__ = ["RMS_REFRESH", "Ratio", "root_mean_square"]
+__all__ = ["RMS_REFRESH", "Magnitude", "MagnitudePlusGradient", "Product", "Ratio", "Score", "root_mean_square"]
 
 RMS_REFRESH = 50
 """Steps between two readings of the weights' root mean square; a weight's scale drifts over thousands."""
+
+_LARGEST = torch.finfo(torch.float32).max
+
+
+class Score(Protocol):
+    """How important an entry is: the name of a kernel's score, and that score's parameter for each tensor."""
+
+    @property
+    def name(self) -> str:
+        """One of :func:`ringprune.ops.importance`'s scores."""
+
+    def parameters(self, rms: Tensor) -> list[float]:
+        """One number per tensor, from the tensors' root mean squares (float64)."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +44,58 @@ class Ratio:
 
     damping: float = 1.0
     eps: float = 1e-8
+    name = "ratio"
 
     def __post_init__(self) -> None:
         real_number("damping", self.damping, least=0)
         real_number("eps", self.eps, above=0)
 
-    def scores(self, residual: Tensor, weights: Sequence[Tensor], rms: Tensor) -> Tensor:
-        """[2] Score every entry of a bucket.
-
-        Args:
-            residual: float32, shape ``(n,)``, the bucket's residual.
-            weights: the bucket's tensors, contiguous, n entries together.
-            rms: float64, one per tensor, from :func:`root_mean_square`.
-
-        Returns:
-            float32 scores, shape ``(n,)``, not negative.
-        """
+    def parameters(self, rms: Tensor) -> list[float]:
+        """What is added to the weights of each tensor."""
         # The rms of weights that are not finite is not either; a rank that raised here would leave the others waiting.
         floors = [self.damping * value + self.eps for value in rms.tolist()]
-        floors = [floor if floor < _LARGEST else _LARGEST for floor in floors]
-        return ops.importance(residual, weights, floors=floors)
+        return [floor if floor < _LARGEST else _LARGEST for floor in floors]
+
+
+@dataclass(frozen=True)
+class Magnitude:
+    """``|residual|``, as in Deep Gradient Compression (arXiv 1712.01887)."""
+
+    name = "magnitude"
+
+    def parameters(self, rms: Tensor) -> list[float]:
+        """It has none."""
+        return [0.0] * len(rms)
+
+
+@dataclass(frozen=True)
+class MagnitudePlusGradient:
+    """``|weight| + factor * |residual|``, Slim-DP's significance (arXiv 1709.09393).
+
+    Args:
+        factor: weight of the residual.
+    """
+
+    factor: float = 1.0
+    name = "sum"
+
+    def __post_init__(self) -> None:
+        real_number("factor", self.factor, least=0, most=_LARGEST)
+
+    def parameters(self, rms: Tensor) -> list[float]:
+        """The factor, for every tensor."""
+        return [self.factor] * len(rms)
+
+
+@dataclass(frozen=True)
+class Product:
+    """``|weight * residual|``, the first-order relevance of MIPD (doi 10.1109/tpds.2022.3154387)."""
+
+    name = "product"
+
+    def parameters(self, rms: Tensor) -> list[float]:
+        """It has none."""
+        return [0.0] * len(rms)
 
 
 def root_mean_square(weights: Sequence[Tensor]) -> Tensor:

@@ -17,9 +17,9 @@ from ringprune.comm.communicator import Traffic
 __all__ = ["Content", "Metrics", "Stage"]
 
 Content = Literal["values", "indices", "dense", "headers"]
-Stage = Literal["accumulate", "score", "select", "agree", "pack", "reduce", "unpack"]
+Stage = Literal["accumulate", "select", "agree", "pack", "reduce", "unpack"]
 CONTENTS: tuple[Content, ...] = ("values", "indices", "dense", "headers")
-STAGES: tuple[Stage, ...] = ("accumulate", "score", "select", "agree", "pack", "reduce", "unpack")
+STAGES: tuple[Stage, ...] = ("accumulate", "select", "agree", "pack", "reduce", "unpack")
 
 
 @dataclass

@@ -262,7 +262,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def stats(self) -> dict[str, Any]:
         """Steps, bytes by content, ratios, densities and seconds per stage, as plain numbers (see metrics.py)."""
-        return {} if self._mode is None else self._mode.metrics.stats()
+        if self._mode is None:
+            return {}
+        return self._mode.metrics.stats() | {"selection": self._mode.exchange.tally()}
 
     def flush(self) -> None:
         """Send what all ranks have kept back, whole, and step on it; all ranks call this between steps.

@@ -17,7 +17,7 @@ def pack(residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Se
         residual: float32, shape ``(n,)``; changed.
         velocity: float32, shape ``(n,)``, cleared as well where selection left something out of a tensor (DGC's
             momentum factor masking, arXiv 1712.01887, eq. 9); None to keep it.
-        indices: int64, ascending, the agreed set.
+        indices: int32, ascending, the agreed set.
         offsets: the bucket's offsets.
 
     Returns:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ringprune import ops
 from ringprune.validation import real_number
 
-__all__ = ["Clipping", "Correction", "Residual"]
+__all__ = ["Clipping", "Correction", "Residual", "Selecting"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,21 @@ class Correction:
     nesterov: list[bool]
 
 
+@dataclass(frozen=True)
+class Selecting:
+    """What a root selects by; one entry per tensor of a bucket.
+
+    Attributes:
+        score: name of the score.
+        parameters: the score's parameter.
+        counts: entries to propose.
+    """
+
+    score: str
+    parameters: list[float]
+    counts: list[int]
+
+
 class Residual:
     """Residual and velocity of one packed bucket, flat, float32.
 
@@ -82,22 +97,28 @@ class Residual:
     ``spare=False`` saves it for callers who know before :meth:`accumulate` that the step will be made.
 
     Args:
-        numel: entries of the bucket.
+        tensors: tensors of the bucket.
+        numel: their entries.
         velocity: keep a velocity (momentum correction) besides the residual.
         spare: keep the second copy.
         device: where the bucket's tensors live.
     """
 
-    def __init__(self, numel: int, *, velocity: bool, spare: bool, device: torch.device) -> None:
+    def __init__(self, tensors: int, numel: int, *, velocity: bool, spare: bool, device: torch.device) -> None:
+        self.hints = ops.Hints.none(tensors, device)
         self.residual = torch.zeros(numel, device=device)
         self.velocity = torch.zeros(numel, device=device) if velocity else None
         self._spare = spare
         self.next_residual = torch.empty_like(self.residual) if spare else self.residual
         self.next_velocity = torch.empty_like(self.velocity) if spare and self.velocity is not None else self.velocity
 
-    def accumulate(self, grads: Sequence[Tensor], correction: Correction) -> None:
-        """[1] Add the corrected gradients to the residual; ``grads`` are contiguous, in the bucket's order."""
-        ops.accumulate(
+    def accumulate(self, grads: Sequence[Tensor], correction: Correction) -> Tensor:
+        """[1] Add the corrected gradients to the residual; ``grads`` are contiguous, in the bucket's order.
+
+        Returns:
+            How many entries of each gradient are NaN or infinite, int64.
+        """
+        return ops.accumulate(
             grads,
             self.residual,
             self.velocity,
@@ -106,6 +127,31 @@ class Residual:
             factors=correction.factors,
             momentum=correction.momentum,
             nesterov=correction.nesterov,
+        )
+
+    def accumulate_select(
+        self, grads: Sequence[Tensor], correction: Correction, weights: Sequence[Tensor], selecting: Selecting
+    ) -> tuple[Tensor, Tensor]:
+        """[1] to [3] The same, then score and select, all in one pass over memory.
+
+        Returns:
+            The positions of the largest scores, int32, as :func:`ringprune.ops.select` gives them; and the counts of
+            :meth:`accumulate`.
+        """
+        return ops.accumulate_select(
+            grads,
+            self.residual,
+            self.velocity,
+            weights,
+            residual_out=self.next_residual,
+            velocity_out=self.next_velocity,
+            factors=correction.factors,
+            momentum=correction.momentum,
+            nesterov=correction.nesterov,
+            score=selecting.score,
+            parameters=selecting.parameters,
+            counts=selecting.counts,
+            hints=self.hints,
         )
 
     def commit(self) -> None:

@@ -1,4 +1,4 @@
-"""Stage 3: how many entries are sent at a step, and which of them this rank would choose."""
+"""Stage 3: how many entries are sent at a step, how many of them this rank proposes, and which are drawn by lot."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ringprune import counter_rng, ops
+from ringprune import counter_rng
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.validation import real_number, whole_number
 
-__all__ = ["Density", "Warmup", "budgets", "explore", "select", "shares"]
+__all__ = ["Density", "Warmup", "budgets", "explore", "shares"]
 
 
 @dataclass(frozen=True)
@@ -82,15 +82,6 @@ def shares(budget: Sequence[int], explore: float, roots: int) -> tuple[list[int]
     return drawn, proposed
 
 
-def select(scores: Tensor, offsets: Sequence[int], counts: Sequence[int]) -> Tensor:
-    """[3] The exact top ``counts[i]`` of each tensor of a bucket, ties to the lowest index.
-
-    Returns:
-        int64 positions in the bucket, ascending.
-    """
-    return ops.select(scores, offsets, counts)
-
-
 def explore(drawn: Sequence[int], offsets: Sequence[int], *key: int) -> Tensor:
     """Positions drawn with the shared seed: the same on every rank, so that they cost no index bytes.
 
@@ -100,11 +91,11 @@ def explore(drawn: Sequence[int], offsets: Sequence[int], *key: int) -> Tensor:
         key: seed, step and bucket.
 
     Returns:
-        int64 positions in the bucket, ascending, on the CPU.
+        int32 positions in the bucket, ascending, on the CPU.
     """
     picks = [
         counter_rng.stratified(count, end - start, *key, member) + start
         for member, (count, start, end) in enumerate(zip(drawn, offsets, offsets[1:], strict=False))
         if count
     ]
-    return torch.from_numpy(np.concatenate(picks)) if picks else torch.empty(0, dtype=torch.int64)
+    return torch.from_numpy(np.concatenate([*picks, np.empty(0)]).astype(np.int32))

@@ -99,13 +99,13 @@ def test_density_falls_from_start_to_target(target: float, steps: int, start: fl
 
 @given(st.lists(st.lists(st.integers(0, 50), unique=True), min_size=1, max_size=5))
 def test_union_is_the_sorted_set(lists: list[list[int]]) -> None:
-    proposals = [torch.tensor(sorted(entries), dtype=torch.int64) for entries in lists]
+    proposals = [torch.tensor(sorted(entries), dtype=torch.int32) for entries in lists]
     assert agreement.union(proposals).tolist() == sorted(set().union(*lists))
 
 
 @given(st.lists(st.integers(0, 99), unique=True, max_size=40))
 def test_indices_survive_the_wire(entries: list[int]) -> None:
-    indices = torch.tensor(sorted(entries), dtype=torch.int64)
+    indices = torch.tensor(sorted(entries), dtype=torch.int32)
     message = wire.encode_indices(indices)
     assert message.dtype == torch.int32 and torch.equal(wire.decode_indices(message, 100, name="x"), indices)
 

@@ -1,20 +1,25 @@
 """The work on entries, where the tensors live: one function per op, over compiled kernels or torch.
 
 A bucket's state is flat: the entries of its tensors one after another, with a table of T + 1 offsets. State is
-float32; gradients and weights may be float32, float16 or bfloat16. Whoever computes, the bits are the same.
+float32; gradients and weights may be float32, float16 or bfloat16. Whoever computes, the bits are the same. Positions
+are int32, so a bucket has fewer than 2**31 entries. On CUDA nothing waits for the device.
 """
 
 from ringprune.ops.accumulate import accumulate
+from ringprune.ops.accumulate_select import Hints, accumulate_select
 from ringprune.ops.count_nonfinite import count_nonfinite
 from ringprune.ops.importance import importance
 from ringprune.ops.library import backend, native_build, native_path
 from ringprune.ops.put import put
-from ringprune.ops.select import select
+from ringprune.ops.select import PAD, select
 from ringprune.ops.square_sum import square_sum
 from ringprune.ops.take import take
 
 __all__ = [
+    "PAD",
+    "Hints",
     "accumulate",
+    "accumulate_select",
     "backend",
     "count_nonfinite",
     "importance",

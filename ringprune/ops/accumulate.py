@@ -15,13 +15,14 @@ from ringprune.ops.checks import (
     check_truths,
     offsets_of,
 )
+from ringprune.ops.count_nonfinite import count_nonfinite_reference
 from ringprune.ops.library import call, define
 
-__all__ = ["accumulate"]
+__all__ = ["accumulate", "accumulate_reference", "check_accumulation"]
 
 SCHEMA = (
     "accumulate(Tensor[] grads, Tensor residual, Tensor? velocity, *, Tensor(a!) residual_out, "
-    "Tensor(b!)? velocity_out, float[] factors, float[] momentum, bool[] nesterov) -> ()"
+    "Tensor(b!)? velocity_out, float[] factors, float[] momentum, bool[] nesterov) -> Tensor"
 )
 
 
@@ -35,7 +36,7 @@ def accumulate(
     factors: Sequence[float],
     momentum: Sequence[float],
     nesterov: Sequence[bool],
-) -> None:
+) -> Tensor:
     """Add each tensor's gradient, corrected by momentum, to its part of the flat residual.
 
     Entry by entry of tensor i, each operation rounded to float32, no fused multiply-add::
@@ -60,11 +61,51 @@ def accumulate(
         momentum: T finite numbers; not looked at without velocity.
         nesterov: T truth values; not looked at without velocity.
 
+    Returns:
+        How many entries of each gradient are NaN or infinite, int64 [T].
+
     Raises:
         ConfigurationError: a shape, device, length or number does not fit, or tensors share memory.
         ArgumentTypeError: a dtype does not fit.
     """
-    op = "accumulate"
+    check_accumulation(
+        "accumulate",
+        grads,
+        residual,
+        velocity,
+        residual_out=residual_out,
+        velocity_out=velocity_out,
+        factors=factors,
+        momentum=momentum,
+        nesterov=nesterov,
+    )
+    nonfinite: Tensor = call(
+        _accumulate,
+        grads,
+        residual,
+        velocity,
+        residual_out=residual_out,
+        velocity_out=velocity_out,
+        factors=factors,
+        momentum=momentum,
+        nesterov=nesterov,
+    )
+    return nonfinite
+
+
+def check_accumulation(
+    op: str,
+    grads: Sequence[Tensor],
+    residual: Tensor,
+    velocity: Tensor | None,
+    *,
+    residual_out: Tensor,
+    velocity_out: Tensor | None,
+    factors: Sequence[float],
+    momentum: Sequence[float],
+    nesterov: Sequence[bool],
+) -> None:
+    """Refuse arguments of :func:`accumulate` that do not fit."""
     check_flat(op, "residual", residual, torch.float32)
     device, numel = residual.device, residual.numel()
     check_tensors(op, "grads", grads, FLOATS, device=device, numel=numel)
@@ -77,17 +118,6 @@ def accumulate(
     check_numbers(op, "factors", factors, len(grads))
     check_numbers(op, "momentum", momentum, len(grads))
     check_truths(op, "nesterov", nesterov, len(grads))
-    call(
-        _accumulate,
-        grads,
-        residual,
-        velocity,
-        residual_out=residual_out,
-        velocity_out=velocity_out,
-        factors=factors,
-        momentum=momentum,
-        nesterov=nesterov,
-    )
 
 
 def accumulate_reference(
@@ -100,7 +130,7 @@ def accumulate_reference(
     factors: Sequence[float],
     momentum: Sequence[float],
     nesterov: Sequence[bool],
-) -> None:
+) -> Tensor:
     """:func:`accumulate` in torch."""
     _refuse_overlap(grads, residual, velocity, residual_out, velocity_out)
     # 0-dim float32 tensors: the rounding of the numbers is then this line's, not a kernel's.
@@ -115,6 +145,7 @@ def accumulate_reference(
             velocity_out[part] = v
             change = v * momentum32[i] + change if nesterov[i] else v
         residual_out[part] = residual[part] + change
+    return count_nonfinite_reference(grads) if grads else torch.empty(0, dtype=torch.int64, device=residual.device)
 
 
 def _refuse_overlap(
@@ -139,8 +170,8 @@ def _refuse_overlap(
                 check_overlap("accumulate", name, written, other_name, other)
 
 
-def _accumulate_fake(*args: object, **kwargs: object) -> None:
-    """Nothing is returned, so there is no shape to tell."""
+def _accumulate_fake(grads: Sequence[Tensor], residual: Tensor, *args: object, **kwargs: object) -> Tensor:
+    return torch.empty(len(grads), dtype=torch.int64, device=residual.device)
 
 
 _accumulate = define(SCHEMA, accumulate_reference, _accumulate_fake)

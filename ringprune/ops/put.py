@@ -19,14 +19,15 @@ def put(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:
     Args:
         outputs: T contiguous tensors of any shape, float32, float16 or bfloat16; N entries together, counted through
             all of them. Overwritten; they share no memory with each other or with ``values``.
-        indices: int64 [K], strictly ascending positions in [0, N); checked before anything is written.
+        indices: int32 [K], strictly ascending positions in [0, N); checked before anything is written. On CUDA a check
+            would wait for the device: there positions outside of [0, N) are passed over (nothing is written for them).
         values: float32 [K], rounded to nearest, ties to even, where the output has fewer bits.
 
     Raises:
         ConfigurationError: a shape, device or an index does not fit; nothing has been written.
         ArgumentTypeError: a dtype does not fit; nothing has been written.
     """
-    check_flat("put", "indices", indices, torch.int64)
+    check_flat("put", "indices", indices, torch.int32)
     check_flat("put", "values", values, torch.float32, device=indices.device, numel=indices.numel())
     check_tensors("put", "outputs", outputs, FLOATS, device=indices.device)
     call(_put, outputs, indices, values)

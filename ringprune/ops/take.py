@@ -22,7 +22,8 @@ def take(residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Se
     Args:
         residual: float32 [N], the tensors' residuals one after another; zero at ``indices`` afterwards.
         velocity: float32 [N] likewise, or None; zero at ``indices`` afterwards, but in tensors sent whole.
-        indices: int64 [K], strictly ascending positions in [0, N); checked before anything is written.
+        indices: int32 [K], strictly ascending positions in [0, N); checked before anything is written. On CUDA a check
+            would wait for the device: there positions outside of [0, N) are passed over (their value is 0).
         offsets: T + 1 numbers, where each tensor starts; from 0 to N, not falling. They tell which tensor is whole.
 
     Returns:
@@ -36,7 +37,7 @@ def take(residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Se
     device, numel = residual.device, residual.numel()
     if velocity is not None:
         check_flat("take", "velocity", velocity, torch.float32, device=device, numel=numel)
-    check_flat("take", "indices", indices, torch.int64, device=device)
+    check_flat("take", "indices", indices, torch.int32, device=device)
     check_offsets("take", offsets, numel)
     values: Tensor = call(_take, residual, velocity, indices, offsets)
     return values

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ringprune.agreement import Roots
 from ringprune.comm.communicator import Ability
-from ringprune.importance import Ratio
+from ringprune.importance import Score
 from ringprune.residual import Clipping
 from ringprune.routing import Routing
 from ringprune.selection import Density
@@ -36,7 +36,7 @@ class Policy:
     name: str
     routing: Routing
     density: Density
-    score: Ratio
+    score: Score
     roots: Roots
     explore: float
     momentum_correction: bool
