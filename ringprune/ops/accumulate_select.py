@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ringprune.ops.accumulate import accumulate_reference, check_accumulation
 from ringprune.errors import ConfigurationError
+from ringprune.ops.accumulate import accumulate_reference, check_accumulation
 from ringprune.ops.checks import FLOATS, check_flat, check_length, check_numbers, check_tensors, offsets_of
 from ringprune.ops.importance import check_score, importance_reference
 from ringprune.ops.library import call, define
