@@ -1,6 +1,6 @@
 // The loops, included once per instruction set by loops_<set>.cpp, which define before:
 //   RINGPRUNE_SET       namespace and name of the set
-//   at_least, compress  in that namespace, written for the set
+//   at_least, compress, stream, fence  in that namespace, written for the set
 //
 // Everything else is plain C++ that the compiler turns into vectors of the set's width.
 
@@ -105,6 +105,8 @@ constexpr Loops table(const char* name) {
       widen<c10::Half>,
       widen<c10::BFloat16>,
       count_nonfinite,
+      stream,
+      fence,
   };
 }
 

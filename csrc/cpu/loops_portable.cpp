@@ -26,6 +26,10 @@ void compress(const uint32_t* keys, const int32_t* positions, uint32_t least, in
   }
 }
 
+void stream(const float* from, int64_t count, float* to) { std::memcpy(to, from, sizeof(float) * count); }
+
+void fence() {}
+
 }  // namespace
 }  // namespace ringprune::portable
 

@@ -36,12 +36,6 @@ std::vector<int64_t> range_of(size_t count) {
   return numbers;
 }
 
-// Calls body(lo, count) for the blocks of flat positions [lo, hi).
-template <class Body>
-void for_each_block(int64_t lo, int64_t hi, const Body& body) {
-  for (; lo < hi; lo += kBlock) body(lo, std::min(kBlock, hi - lo));
-}
-
 // A key that somewhat more than `count` entries of [lo, hi) reach, judged by some of them; 1 where there are few.
 uint32_t sample(const KeySource& source, int64_t tensor, int64_t lo, int64_t hi, int64_t count) {
   constexpr int64_t kStretch = 32;  // entries read together
