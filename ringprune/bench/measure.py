@@ -120,6 +120,10 @@ def _repeat(
     """Time all calls on the state of one step, in an order drawn anew, make the step, and again."""
     clock, random = stopwatch(bucket.device), Random(seed)
     times = {name: Times() for name in calls}
+    bucket.draw()
+    for call in calls.values():  # once untimed: first touches of memory are no part of a step
+        bucket.restore()
+        call()
     exact, done, start = True, 0, time.perf_counter()
     while budget.goes_on(done, spent := time.perf_counter() - start):
         tick(done / budget.repetitions if budget.repetitions else max(spent / budget.seconds, done / budget.most))
