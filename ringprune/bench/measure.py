@@ -29,6 +29,12 @@ BYTES = 24
 CHECKS = 3
 """Repetitions in which the positions are compared with those of ``torch.topk``."""
 
+TRIES = 4
+"""Where the time decides: how often a call is tried in a repetition until it is not disturbed."""
+
+READING = ("rms", "memory")
+"""Calls that leave the bucket's state alone."""
+
 STEPS = 20
 """Steps of the wrapper that are timed where the time decides on the repetitions."""
 
@@ -131,9 +137,13 @@ def _repeat(
         due = [name for name in calls if budget.is_due(times[name], spent)]
         random.shuffle(due)
         for name in due:
-            bucket.restore()
-            sample, result = clock.time(calls[name])
-            times[name].samples.append(sample)
+            for _ in range(1 if budget.repetitions else TRIES):
+                if name not in READING:
+                    bucket.restore()
+                sample, result = clock.time(calls[name])
+                times[name].samples.append(sample)
+                if sample.is_calm or not budget.is_due(times[name], time.perf_counter() - start):
+                    break
             if name == "fused" and done < CHECKS:
                 exact = exact and torch.equal(result, exact_positions(bucket))
         bucket.step()
@@ -170,6 +180,8 @@ def _row(case: Case, times: dict[str, Times], memory: float, exact: bool) -> Row
 def _graph_us(bucket: Bucket) -> float | None:
     """Microseconds of the fused step replayed from a CUDA graph; None where it cannot be captured."""
     graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    bucket.restore()
+    torch.cuda.synchronize()
     try:
         with torch.cuda.stream(side):
             bucket.fused()

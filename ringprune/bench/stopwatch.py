@@ -35,6 +35,11 @@ class Sample:
     seconds: float
     waited: float = 0.0
 
+    @property
+    def is_calm(self) -> bool:
+        """Whether this time counts."""
+        return self.waited < DISTURBED
+
 
 @dataclass
 class Times:
@@ -50,7 +55,7 @@ class Times:
     @property
     def kept(self) -> int:
         """How many of the times count."""
-        return sum(sample.waited < DISTURBED for sample in self.samples)
+        return sum(sample.is_calm for sample in self.samples)
 
     @property
     def disturbed(self) -> bool:
