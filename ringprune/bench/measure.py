@@ -32,10 +32,13 @@ CHECKS = 3
 TRIES = 4
 """Where the time decides: how often a call is tried in a repetition until it is not disturbed."""
 
+OURS = ("pass1", "fused", "full")
+"""Calls whose ratios are close to one, and need times that count."""
+
 READING = ("rms", "memory")
 """Calls that leave the bucket's state alone."""
 
-STEPS = 20
+STEPS = 12
 """Steps of the wrapper that are timed where the time decides on the repetitions."""
 
 
@@ -46,22 +49,29 @@ class Budget:
     Attributes:
         repetitions: exactly this many; None goes by the time.
         seconds: of repetitions, warm-up not counted; within ``least`` and ``most`` repetitions.
+        patience: how many times the seconds may pass on a busy machine, until enough times count.
         slow: share of the time after which a call pauses that has been timed ``stopwatch.LEAST`` times.
         memory: entries of the arrays by which the memory is timed.
     """
 
     repetitions: int | None = None
-    seconds: float = 8.0
+    seconds: float = 6.0
+    patience: float = 3.0
     least: int = 5
     most: int = 100
     slow: float = 0.35
     memory: int = 25_000_000
 
-    def goes_on(self, done: int, spent: float) -> bool:
-        """Whether there is another repetition after ``done`` of them in ``spent`` seconds."""
+    def goes_on(self, done: int, spent: float, kept: int) -> bool:
+        """Whether there is another repetition after ``done`` of them in ``spent`` seconds.
+
+        ``kept`` of the times count of that call of ours of which the fewest do.
+        """
         if self.repetitions is not None:
             return done < self.repetitions
-        return done < self.least or (spent < self.seconds and done < self.most)
+        if done < self.least or (spent < self.seconds and done < self.most):
+            return True
+        return kept < self.least and spent < self.patience * self.seconds
 
     def is_due(self, times: Times, spent: float) -> bool:
         """Whether a call is timed in this repetition, or has had its share."""
@@ -131,7 +141,7 @@ def _repeat(
         bucket.restore()
         call()
     exact, done, start = True, 0, time.perf_counter()
-    while budget.goes_on(done, spent := time.perf_counter() - start):
+    while budget.goes_on(done, spent := time.perf_counter() - start, min(times[name].kept for name in OURS)):
         tick(done / budget.repetitions if budget.repetitions else max(spent / budget.seconds, done / budget.most))
         bucket.draw()
         due = [name for name in calls if budget.is_due(times[name], spent)]

@@ -35,7 +35,7 @@ Gradient Compression. All of them take turns on the same data, after 12 steps of
 """
 EPILOG = """\
 examples:
-  ringprune bench select                                     everything, on all cores: some 4 minutes on 2 of them
+  ringprune bench select                                     everything, on all cores: some 4 minutes on 2 that are idle
   ringprune bench select --cases flat --sizes 1e6 1e7 --densities 0.01 --threads 1
   ringprune bench select --quick --json -                    seconds, to see that it works: not figures to quote
 
@@ -64,7 +64,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--repetitions", type=_whole, metavar="N", help="repetitions of each case, slow calls too")
-    length.add_argument("--seconds", type=_seconds, metavar="S", help="seconds of repetitions in each case; 8")
+    length.add_argument("--seconds", type=_seconds, metavar="S", help="seconds of repetitions in each case; 6")
     length.add_argument("--quick", action="store_true", help="1e5 entries at 1 %%, 5 repetitions, no resnet50")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, gradients and order; 0")
     parser.add_argument(

@@ -293,14 +293,14 @@ def test_the_median_is_of_calm_times(timed: Times, seconds: float, kept: int, di
 @pytest.mark.parametrize(
     ("budget", "ends"),
     [
-        (Budget(repetitions=3), [(0, True), (2, True), (3, False)]),
-        (Budget(seconds=2.0), [(4, True), (5, False)]),
-        (Budget(seconds=1e6), [(5, True), (99, True), (100, False)]),
+        (Budget(repetitions=3), [(0, 0, True), (2, 9, True), (3, 0, False)]),
+        (Budget(seconds=2.0), [(4, 5, True), (5, 5, False), (5, 4, True), (6, 4, False)]),
+        (Budget(seconds=1e6), [(5, 5, True), (99, 5, True), (100, 5, False), (100, 4, True)]),
     ],
 )
-def test_repetitions_end(budget: Budget, ends: Sequence[tuple[int, bool]]) -> None:
-    for done, goes_on in ends:
-        assert budget.goes_on(done, spent=float(done)) is goes_on
+def test_repetitions_end(budget: Budget, ends: Sequence[tuple[int, int, bool]]) -> None:
+    for done, kept, goes_on in ends:
+        assert budget.goes_on(done, spent=float(done), kept=kept) is goes_on
 
 
 def test_a_slow_call_pauses_once_it_has_been_timed() -> None:
