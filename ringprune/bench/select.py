@@ -96,8 +96,13 @@ def _rows(options: argparse.Namespace) -> list[dict[str, Any]]:
     if people:
         print(machine.describe(device), end="\n\n", flush=True)
     same = {"device": device.type, "threads": torch.get_num_threads()} | machine.facts(device)
-    rows = list(_measured(_cases(options), device, options, same))
-    if people:
+    rows = []
+    try:
+        for row in _measured(_cases(options), device, options, same):
+            rows.append(row)
+    except KeyboardInterrupt:
+        print("stopped: these are the cases that were done", file=sys.stderr)
+    if people and rows:
         table.show(rows)
     return rows
 

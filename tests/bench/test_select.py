@@ -86,6 +86,23 @@ def test_standard_output_can_be_the_rows_alone(capsys: pytest.CaptureFixture[str
     assert row["n"] == 1000
 
 
+def test_what_was_measured_before_an_interrupt_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured = measure.measure
+
+    def interrupted(case: Case, *rest: Any) -> dict[str, Any]:
+        if case.numel == 2000:
+            raise KeyboardInterrupt
+        return measured(case, *rest)
+
+    monkeypatch.setattr(select, "measure", interrupted)
+    bench("--cases", "flat", "--sizes", "1000", "2000", "--densities", "0.1", "--json", "-")
+    told = capsys.readouterr()
+    assert [row["n"] for row in json.loads(told.out)] == [1000]
+    assert "stopped" in told.err
+
+
 def test_a_short_run_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench("--quick", "--json", "-") == 0
     rows = json.loads(capsys.readouterr().out)
