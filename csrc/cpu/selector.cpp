@@ -259,16 +259,16 @@ void Selector::finish(const KeySource& source, int32_t* positions) {
       candidates += counts_[i];
     }
   }
+  // Few candidates are done before other threads would have started.
   const int64_t threads = candidates < kGrain ? 1 : at::get_num_threads();
   const auto share = [&](int64_t i) { return static_cast<int64_t>(order.size()) * i / threads; };
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = share(begin); i < share(end); ++i) resolve(order[i]);
   });
-  const auto write_part = [&](const Division& division) {
-    return [&](const Part& part) { write(division, part, positions); };
-  };
-  division_.for_each_part(write_part(division_));
-  if (second_) second_->for_each_part(write_part(*second_));
+  for (Division* division : {&division_, second_.get()}) {
+    if (division == nullptr) continue;
+    division->for_each_part([&](const Part& part) { write(*division, part, positions); }, threads > 1);
+  }
 }
 
 }  // namespace ringprune
