@@ -78,6 +78,8 @@ class _Steps:
             "wrapped_step_ms": wrapped.seconds * 1e3,
             "sgd_step_ms": plain.seconds * 1e3,
             "communicator_ms": inside.seconds * 1e3,
+            "steps_kept": min(wrapped.kept, plain.kept),
+            "steps_of": repetitions,
         }
 
     def _draw(self) -> None:

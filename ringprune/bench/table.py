@@ -82,7 +82,7 @@ def _notes(row: Row) -> Iterator[str]:
         parts = f"{row['wrapped_step_ms']:.1f} - {row['sgd_step_ms']:.1f} - {row['communicator_ms']:.1f}"
         yield (
             f"{where}: the wrapper adds {row['step_overhead_ms']:.1f} ms per step outside of communication "
-            f"({parts}: wrapped step, plain SGD step, communicator)"
+            f"({parts}: wrapped step, plain SGD step, communicator; {row['steps_kept']}/{row['steps_of']} kept)"
         )
     if row.get("graph_us") is not None:
         yield f"{where}: {row['graph_us']:.0f} us in a CUDA graph"
