@@ -53,6 +53,8 @@ struct Loops {
   void (*widen_half)(const void* from, int64_t count, float* to);
   void (*widen_bfloat16)(const void* from, int64_t count, float* to);
   int64_t (*count_nonfinite)(const float* from, int64_t count);
+  // The sum of squares of at most kBlock entries, by the tree of square_sum.cpp.
+  double (*square_sum)(const float* from, int64_t count);
   // Copies past the caches, which saves reading what is overwritten; fence() makes it visible to other threads.
   void (*stream)(const float* from, int64_t count, float* to);
   void (*fence)();

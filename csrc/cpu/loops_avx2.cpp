@@ -7,6 +7,7 @@
 
 #include "../arithmetic.h"
 #include "loops.h"
+#include "tree_sum.h"
 
 #ifdef RINGPRUNE_X86
 #include <immintrin.h>

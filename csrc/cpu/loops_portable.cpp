@@ -7,6 +7,7 @@
 
 #include "../arithmetic.h"
 #include "loops.h"
+#include "tree_sum.h"
 
 #define RINGPRUNE_SET portable
 
