@@ -3,15 +3,12 @@
 from torch import Tensor
 
 from ringprune.errors import CommunicatorError
-from ringprune.ops import PAD
+from ringprune.ops import MAX_POSITIONS, PAD
 
 __all__ = ["MAX_POSITIONS", "WIRE_VERSION", "decode_indices"]
 
 WIRE_VERSION = 2
 """Compared at the hand-shake: ranks of different versions refuse each other."""
-
-MAX_POSITIONS = 2**31 - 1
-"""Entries of the largest bucket whose positions fit int32."""
 
 
 def decode_indices(message: Tensor, numel: int, *, name: str) -> Tensor:

@@ -341,6 +341,14 @@ def test_sum_and_predivide_are_horovod_s() -> None:
 def test_stats_are_plain_numbers() -> None:
     stats = only(lambda comm: train(comm, IWP, steps=2)[1].stats())
     wanted = {"steps", "bytes_sent", "bytes_values", "bytes_indices", "bytes_dense", "bytes_headers", "wire_ratio"}
-    wanted |= {"dense_equivalent_bytes", "steady_wire_ratio", "value_ratio", "density", "realised_density", "seconds", "selection"}
+    wanted |= {
+        "dense_equivalent_bytes",
+        "steady_wire_ratio",
+        "value_ratio",
+        "density",
+        "realised_density",
+        "seconds",
+        "selection",
+    }
     assert wanted <= stats.keys()
     assert {"accumulate", "select", "agree", "pack", "reduce", "unpack"} <= stats["seconds"].keys()

@@ -11,6 +11,7 @@ namespace ringprune {
 namespace {
 
 constexpr const char* kOp = "take";
+constexpr int64_t kAhead = 32;  // indices: far enough for their lines to arrive, near enough for them to stay
 
 at::Tensor take(const at::Tensor& residual, const std::optional<at::Tensor>& velocity, const at::Tensor& indices,
                 at::IntArrayRef offsets) {
@@ -21,7 +22,7 @@ at::Tensor take(const at::Tensor& residual, const std::optional<at::Tensor>& vel
   check_indices(kOp, indices, numel);
 
   const int64_t count = indices.numel();
-  const int64_t* index = indices.const_data_ptr<int64_t>();
+  const int32_t* index = indices.const_data_ptr<int32_t>();
   std::vector<int64_t> bounds;  // where the indices of each tensor start
   bounds.reserve(offsets.size());
   for (const int64_t offset : offsets) bounds.push_back(std::lower_bound(index, index + count, offset) - index);
@@ -34,6 +35,9 @@ at::Tensor take(const at::Tensor& residual, const std::optional<at::Tensor>& vel
     for_each_run(bounds, begin, end, [&](int64_t tensor, int64_t lo, int64_t hi) {
       const bool whole = bounds[tensor + 1] - bounds[tensor] == offsets[tensor + 1] - offsets[tensor];
       for (int64_t i = lo; i < hi; ++i) {
+        const int32_t soon = index[std::min(i + kAhead, hi - 1)];
+        __builtin_prefetch(from + soon, 1);
+        if (masked) __builtin_prefetch(masked + soon, 1);
         to[i] = from[index[i]];
         from[index[i]] = 0.0f;
         if (masked && !whole) masked[index[i]] = 0.0f;

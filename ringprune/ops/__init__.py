@@ -7,6 +7,7 @@ are int32, so a bucket has fewer than 2**31 entries. On CUDA nothing waits for t
 
 from ringprune.ops.accumulate import accumulate
 from ringprune.ops.accumulate_select import Hints, accumulate_select
+from ringprune.ops.checks import MAX_POSITIONS
 from ringprune.ops.count_nonfinite import count_nonfinite
 from ringprune.ops.importance import importance
 from ringprune.ops.library import backend, native_build, native_path
@@ -16,6 +17,7 @@ from ringprune.ops.square_sum import square_sum
 from ringprune.ops.take import take
 
 __all__ = [
+    "MAX_POSITIONS",
     "PAD",
     "Hints",
     "accumulate",

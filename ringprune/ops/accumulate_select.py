@@ -8,7 +8,15 @@ from torch import Tensor
 
 from ringprune.errors import ConfigurationError
 from ringprune.ops.accumulate import accumulate_reference, check_accumulation
-from ringprune.ops.checks import FLOATS, check_flat, check_length, check_numbers, check_tensors, offsets_of
+from ringprune.ops.checks import (
+    FLOATS,
+    check_flat,
+    check_length,
+    check_numbers,
+    check_positions,
+    check_tensors,
+    offsets_of,
+)
 from ringprune.ops.importance import check_score, importance_reference
 from ringprune.ops.library import call, define
 from ringprune.ops.select import check_counts, select_reference
@@ -105,6 +113,7 @@ def accumulate_select(
         momentum=momentum,
         nesterov=nesterov,
     )
+    check_positions(op, residual.numel())
     check_tensors(op, "weights", weights, FLOATS, device=residual.device, numel=residual.numel())
     for i, (weight, grad) in enumerate(zip(weights, grads, strict=False)):
         if weight.numel() != grad.numel():

@@ -14,6 +14,7 @@ from ringprune.errors import ArgumentTypeError, ConfigurationError
 __all__ = [
     "FLOATS",
     "FLOATS_AND_DOUBLE",
+    "MAX_POSITIONS",
     "check_flat",
     "check_indices",
     "check_integers",
@@ -21,6 +22,7 @@ __all__ = [
     "check_numbers",
     "check_offsets",
     "check_overlap",
+    "check_positions",
     "check_tensors",
     "check_truths",
     "offsets_of",
@@ -28,6 +30,8 @@ __all__ = [
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FLOATS_AND_DOUBLE = (*FLOATS, torch.float64)
+MAX_POSITIONS = 2**31 - 1
+"""Entries of the largest bucket whose positions fit int32."""
 FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
@@ -129,6 +133,14 @@ def check_integers(op: str, name: str, values: Sequence[int]) -> None:
     for i, value in enumerate(values):
         if not isinstance(value, int):
             raise ArgumentTypeError(f"{op}: {name}[{i}] is a {type(value).__name__}; an int is needed")
+
+
+def check_positions(op: str, numel: int) -> None:
+    """Refuse more entries than int32 positions can tell apart."""
+    if numel > MAX_POSITIONS:
+        raise ConfigurationError(
+            f"{op}: {numel} entries together; at most {MAX_POSITIONS} are allowed, for positions are int32"
+        )
 
 
 def check_indices(op: str, indices: Tensor, numel: int) -> None:

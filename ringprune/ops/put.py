@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ringprune.ops.checks import FLOATS, check_flat, check_indices, check_tensors, offsets_of
+from ringprune.ops.checks import FLOATS, check_flat, check_indices, check_positions, check_tensors, offsets_of
 from ringprune.ops.library import call, define
 
 __all__ = ["put"]
@@ -30,6 +30,7 @@ def put(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:
     check_flat("put", "indices", indices, torch.int32)
     check_flat("put", "values", values, torch.float32, device=indices.device, numel=indices.numel())
     check_tensors("put", "outputs", outputs, FLOATS, device=indices.device)
+    check_positions("put", sum(output.numel() for output in outputs))
     call(_put, outputs, indices, values)
 
 

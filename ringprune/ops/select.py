@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ringprune.errors import ConfigurationError
-from ringprune.ops.checks import check_flat, check_integers, check_length, check_offsets
+from ringprune.ops.checks import check_flat, check_integers, check_length, check_offsets, check_positions
 from ringprune.ops.library import call, define
 
 __all__ = ["PAD", "check_counts", "select"]
@@ -38,6 +38,7 @@ def select(scores: Tensor, offsets: Sequence[int], counts: Sequence[int]) -> Ten
         ArgumentTypeError: a dtype does not fit.
     """
     check_flat("select", "scores", scores, torch.float32)
+    check_positions("select", scores.numel())
     check_offsets("select", offsets, scores.numel())
     check_counts("select", counts, [end - start for start, end in pairwise(offsets)])
     positions: Tensor = call(_select, scores, offsets, counts)

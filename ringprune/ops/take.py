@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ringprune.ops.checks import check_flat, check_indices, check_offsets
+from ringprune.ops.checks import check_flat, check_indices, check_offsets, check_positions
 from ringprune.ops.library import call, define
 
 __all__ = ["take"]
@@ -38,6 +38,7 @@ def take(residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Se
     if velocity is not None:
         check_flat("take", "velocity", velocity, torch.float32, device=device, numel=numel)
     check_flat("take", "indices", indices, torch.int32, device=device)
+    check_positions("take", numel)
     check_offsets("take", offsets, numel)
     values: Tensor = call(_take, residual, velocity, indices, offsets)
     return values

@@ -62,6 +62,11 @@ def bits(tensor: Tensor) -> npt.NDArray[np.uint8]:
     return canonical.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
+def positions(*numbers: int) -> Tensor:
+    """Positions in a bucket."""
+    return torch.tensor(numbers, dtype=torch.int32)
+
+
 def fill(shape: tuple[int, ...], dtype: torch.dtype, style: str, seed: int) -> Tensor:
     """A CPU tensor of normal numbers, of few distinct numbers, or with special numbers among them."""
     generator = torch.Generator().manual_seed(seed)
@@ -93,7 +98,7 @@ def index_sets(draw: st.DrawFn, numel: int) -> Tensor:
     """Strictly ascending positions below ``numel``, from none to all of them."""
     generator = torch.Generator().manual_seed(draw(SEEDS))
     density = draw(st.sampled_from([0.0, 0.01, 0.3, 0.95, 1.0]))
-    return (torch.rand(numel, generator=generator) < density).nonzero().reshape(-1)
+    return (torch.rand(numel, generator=generator) < density).nonzero().reshape(-1).int()
 
 
 @st.composite

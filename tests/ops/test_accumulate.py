@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,30 +12,7 @@ from torch import Tensor
 from ringprune import ops
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from tests.ops.cases import Arguments, Backend, BadCase, assert_same_bits, flat_tensors, tensor_lists
-
-
-def definition(
-    grads: list[Tensor],
-    residual: Tensor,
-    velocity: Tensor | None,
-    factors: list[float],
-    momentum: list[float],
-    nesterov: list[bool],
-) -> tuple[Tensor, Tensor | None]:
-    """The formula of the docstring in NumPy; returns (residual, velocity) as new tensors."""
-    residual = residual.numpy().copy()
-    velocity = None if velocity is None else velocity.numpy().copy()
-    start = 0
-    with np.errstate(all="ignore"):
-        for grad, factor, mass, looks_ahead in zip(grads, factors, momentum, nesterov, strict=True):
-            part = slice(start, start := start + grad.numel())
-            g = grad.float().reshape(-1).numpy() * np.float32(factor)
-            if velocity is not None:
-                v = np.float32(mass) * velocity[part] + g
-                velocity[part] = v
-                g = g + np.float32(mass) * v if looks_ahead else v
-            residual[part] = residual[part] + g
-    return torch.from_numpy(residual), None if velocity is None else torch.from_numpy(velocity)
+from tests.ops.definitions import accumulated
 
 
 def run(
@@ -77,7 +53,7 @@ def test_bits_are_those_of_the_formula(backend: Backend, data: st.DataObject) ->
         "momentum": data.draw(st.lists(st.sampled_from([0.9, 0.0, 0.99, 1.0, 1 / 3]), **several)),
         "nesterov": data.draw(st.lists(st.booleans(), **several)),
     }
-    expected = definition(grads, residual, velocity, **numbers)
+    expected = accumulated(grads, residual, velocity, **numbers)
     for in_place in (True, False):
         result = run(backend, grads, residual, velocity, in_place=in_place, **numbers)
         assert_same_bits(result[0].cpu(), expected[0])
@@ -110,7 +86,7 @@ def test_thread_count_changes_nothing(backend: Backend, threads: Callable[[int],
     grads = [torch.randn(n, generator=generator) for n in (100_003, 7, 0, 150_001)]
     residual = torch.randn(250_011, generator=generator)
     numbers = {"factors": [1.0, 0.5, 1.0, 0.1], "momentum": [0.9] * 4, "nesterov": [True, False, True, False]}
-    expected = definition(grads, residual, residual, **numbers)
+    expected = accumulated(grads, residual, residual, **numbers)
     for count in (1, 2, 3):
         threads(count)
         result = run(backend, grads, residual, residual, in_place=True, **numbers)

@@ -20,7 +20,7 @@ def test_a_bucket_goes_through_all_ops() -> None:
             momentum=[0.9] * 3,
             nesterov=[False] * 3,
         )
-        scores = ops.importance(residual, weights, floors=[0.1] * 3)
+        scores = ops.importance(residual, weights, score="ratio", parameters=[0.1] * 3)
         indices = ops.select(scores, offsets, [2, 0, 5])
         values = ops.take(residual, velocity, indices, offsets)
         ops.put(weights, indices, values)
@@ -28,5 +28,5 @@ def test_a_bucket_goes_through_all_ops() -> None:
         dtypes = [tensor.dtype for tensor in (scores, indices, values, ops.square_sum(weights))]
         counts = ops.count_nonfinite(weights)
     assert shapes == [(17,), (7,), (7,), (3,)]
-    assert dtypes == [torch.float32, torch.int64, torch.float32, torch.float64]
+    assert dtypes == [torch.float32, torch.int32, torch.float32, torch.float64]
     assert (tuple(counts.shape), counts.dtype) == ((3,), torch.int64)

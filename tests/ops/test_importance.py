@@ -7,41 +7,30 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from ringprune import ops
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from tests.ops.cases import Arguments, Backend, BadCase, assert_same_bits, flat_tensors, tensor_lists
+from tests.ops.definitions import SCORES, scored
 
 
-def definition(residual: Tensor, weights: list[Tensor], floors: list[float]) -> Tensor:
-    """The formula of the docstring in NumPy."""
-    scores = np.empty(residual.numel(), np.float32)
-    start = 0
-    with np.errstate(all="ignore"):
-        for weight, floor in zip(weights, floors, strict=True):
-            part = slice(start, start := start + weight.numel())
-            scale = np.abs(weight.float().reshape(-1).numpy()) + np.float32(floor)
-            scores[part] = np.abs(residual[part].numpy()) / scale
-    return torch.from_numpy(scores)
-
-
+@pytest.mark.parametrize("score", SCORES)
 @given(data=st.data())
-def test_bits_are_those_of_the_formula(backend: Backend, data: st.DataObject) -> None:
+def test_bits_are_those_of_the_formula(backend: Backend, score: str, data: st.DataObject) -> None:
     weights = data.draw(tensor_lists())
     residual = data.draw(flat_tensors(sum(weight.numel() for weight in weights)))
     several = {"min_size": len(weights), "max_size": len(weights)}
-    floors = data.draw(st.lists(st.sampled_from([0.0, 1e-8, 0.1, 1 / 3, 1e-45, 3e38]), **several))
+    parameters = data.draw(st.lists(st.sampled_from([0.0, 1e-8, 0.1, 1 / 3, 1e-45, 3e38]), **several))
     scores = backend.op("importance")(
-        residual.to(backend.device), [weight.to(backend.device) for weight in weights], floors=floors
+        residual.to(backend.device), [w.to(backend.device) for w in weights], score=score, parameters=parameters
     )
-    assert_same_bits(scores.cpu(), definition(residual, weights, floors))
+    assert_same_bits(scores.cpu(), scored(residual, weights, score, parameters))
 
 
 def test_limits(backend: Backend) -> None:
     residual = torch.tensor([0.0, 1.0, -1.0, float("inf"), float("nan"), -2.0], device=backend.device)
     weights = [torch.tensor([0.0, 0.0, -0.0, 5.0, 1.0, float("inf")], device=backend.device)]
-    scores = backend.op("importance")(residual, weights, floors=[0.0]).tolist()
+    scores = backend.op("importance")(residual, weights, score="ratio", parameters=[0.0]).tolist()
     assert np.isnan(scores[0])
     assert np.isnan(scores[4])
     assert scores[1:4] == [float("inf")] * 3
@@ -52,21 +41,22 @@ def test_thread_count_changes_nothing(backend: Backend, threads: Callable[[int],
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(n, generator=generator) for n in (100_003, 0, 150_001)]
     residual = torch.randn(250_004, generator=generator)
-    expected = definition(residual, weights, [0.1, 0.0, 1e-8])
+    numbers = {"score": "ratio", "parameters": [0.1, 0.0, 1e-8]}
+    expected = scored(residual, weights, **numbers)
     for count in (1, 2, 3):
         threads(count)
         scores = backend.op("importance")(
-            residual.to(backend.device), [weight.to(backend.device) for weight in weights], floors=[0.1, 0.0, 1e-8]
+            residual.to(backend.device), [weight.to(backend.device) for weight in weights], **numbers
         )
         assert_same_bits(scores.cpu(), expected)
 
 
 def test_no_tensors(backend: Backend) -> None:
-    assert backend.op("importance")(torch.empty(0, device=backend.device), [], floors=[]).shape == (0,)
+    assert backend.op("importance")(torch.empty(0, device=backend.device), [], score="sum", parameters=[]).shape == (0,)
 
 
 def test_parameters_leave_no_graph_behind() -> None:
-    scores = ops.importance(torch.ones(3), [torch.nn.Parameter(torch.ones(3))], floors=[0.0])
+    scores = ops.importance(torch.ones(3), [torch.nn.Parameter(torch.ones(3))], score="ratio", parameters=[0.0])
     assert not scores.requires_grad
 
 
@@ -74,12 +64,13 @@ BAD_VALUES: list[BadCase] = [
     ({"residual": torch.ones(4)}, "5 entries together; 4 are needed|residual has 4 entries; 5 are needed"),
     ({"residual": torch.ones(5, 1)}, "residual has shape"),
     ({"weights": [torch.ones(2), torch.ones(6)[::2]]}, r"weights\[1\] .*contiguous"),
-    ({"floors": [1.0]}, "floors has 1 values; 2 are needed"),
+    ({"parameters": [1.0]}, "parameters has 1 values; 2 are needed"),
+    ({"score": "saliency"}, "score is 'saliency'; one of ratio, magnitude, sum, product"),
 ]
 BAD_FOR_PYTHON: list[BadCase] = [
-    ({"floors": [1.0, -1e-9]}, r"floors\[1\] = -1e-09; .* >= 0"),
-    ({"floors": [float("nan"), 1.0]}, r"floors\[0\] = nan"),
-    ({"floors": [1.0, float("inf")]}, r"floors\[1\] = inf"),
+    ({"parameters": [1.0, -1e-9]}, r"parameters\[1\] = -1e-09; .* >= 0"),
+    ({"parameters": [float("nan"), 1.0]}, r"parameters\[0\] = nan"),
+    ({"parameters": [1.0, float("inf")]}, r"parameters\[1\] = inf"),
 ]
 BAD_TYPES: list[BadCase] = [
     ({"residual": torch.ones(5).bfloat16()}, "residual is (bfloat16|BFloat16)"),
@@ -89,7 +80,12 @@ BAD_TYPES: list[BadCase] = [
 
 def good() -> Arguments:
     """Arguments that work: two tensors of 2 and 3 entries."""
-    return {"residual": torch.ones(5), "weights": [torch.ones(2), torch.ones(3)], "floors": [0.0, 0.1]}
+    return {
+        "residual": torch.ones(5),
+        "weights": [torch.ones(2), torch.ones(3)],
+        "score": "ratio",
+        "parameters": [0.0, 0.1],
+    }
 
 
 @pytest.mark.parametrize(
@@ -114,5 +110,5 @@ def test_kernel_refuses_what_would_leave_memory(change: Arguments, message: str,
 
 def test_opcheck() -> None:
     arguments = good()
-    positional = (arguments["residual"], arguments["weights"])
-    torch.library.opcheck(torch.ops.ringprune.importance.default, positional, {"floors": arguments["floors"]})
+    positional = (arguments.pop("residual"), arguments.pop("weights"))
+    torch.library.opcheck(torch.ops.ringprune.importance.default, positional, arguments)

@@ -138,7 +138,7 @@ def test_library_without_our_kernels_is_refused(package: Path, tmp_path: Path) -
     source = tmp_path / "empty.c"
     source.write_text(f'const char build[] = "{(MARKER % torch.__version__.encode())[:-1].decode()}";')
     subprocess.run([compiler, "-shared", "-o", str(package / FILE), str(source)], check=True)
-    assert "it has no CPU kernel for accumulate" in run(package).stderr
+    assert "it has no CPU kernel for " in run(package).stderr
 
 
 @pytest.mark.usefixtures("native")

@@ -10,7 +10,16 @@ from torch import Tensor
 
 from ringprune import ops
 from ringprune.errors import ArgumentTypeError, ConfigurationError
-from tests.ops.cases import Arguments, Backend, BadCase, assert_same_bits, flat_tensors, index_sets, tensor_lists
+from tests.ops.cases import (
+    Arguments,
+    Backend,
+    BadCase,
+    assert_same_bits,
+    flat_tensors,
+    index_sets,
+    positions,
+    tensor_lists,
+)
 
 
 def definition(
@@ -49,21 +58,22 @@ def test_halfway_values_go_to_even(backend: Backend, dtype: torch.dtype, digits:
     unit = 2.0**-digits  # distance of neighbours above 1
     values = torch.tensor([1 + unit / 2, 1 + 3 * unit / 2, 1 + unit / 2 + 2.0**-23], device=backend.device)
     output = torch.ones(3, dtype=dtype, device=backend.device)
-    backend.op("put")([output], torch.arange(3, device=backend.device), values)
+    backend.op("put")([output], positions(0, 1, 2).to(backend.device), values)
     assert output.tolist() == [1.0, 1 + 2 * unit, 1 + unit]
 
 
 def test_no_tensors(backend: Backend) -> None:
     nothing = torch.empty(0, device=backend.device)
-    backend.op("put")([], nothing.long(), nothing)
+    backend.op("put")([], nothing.int(), nothing)
+
+
+def test_no_tensors_have_no_positions(host: Backend) -> None:
     with pytest.raises(ConfigurationError, match=r"indices\[0\] = 0 is not in \[0, 0\)"):
-        backend.op("put")(
-            [], torch.zeros(1, dtype=torch.int64, device=backend.device), torch.ones(1, device=backend.device)
-        )
+        host.op("put")([], positions(0), torch.ones(1))
 
 
 def test_thread_count_changes_nothing(backend: Backend, threads: Callable[[int], None]) -> None:
-    indices = torch.arange(0, 300_000, 7)
+    indices = torch.arange(0, 300_000, 7, dtype=torch.int32)
     expected = torch.zeros(300_000)
     expected[indices] = indices.float()
     for count in (1, 2, 3):
@@ -80,16 +90,16 @@ BAD_INDICES: list[tuple[list[int], str]] = [
     ([3, 2], r"indices\[1\] = 2 is not above indices\[0\] = 3"),
 ]
 BAD_VALUES: list[BadCase] = [
-    *(({"indices": torch.tensor(indices)}, message) for indices, message in BAD_INDICES),
+    *(({"indices": positions(*indices)}, message) for indices, message in BAD_INDICES),
     ({"outputs": [torch.ones(2), torch.ones(6)[::2]]}, r"outputs\[1\] .*contiguous"),
     ({"values": torch.ones(3)}, "values has 3 entries; 2 are needed"),
     ({"values": torch.ones(4)[::2]}, "values .*contiguous"),
-    ({"indices": torch.tensor([[1], [2]])}, "indices has shape|values"),
+    ({"indices": positions(1, 2)[:, None]}, "indices has shape|values"),
 ]
 BAD_TYPES: list[BadCase] = [
     ({"outputs": [torch.ones(2), torch.ones(3).double()]}, r"outputs\[1\] is (float64|Double)"),
     ({"values": torch.ones(2).half()}, "values is (float16|Half)"),
-    ({"indices": torch.tensor([1, 2], dtype=torch.int32)}, "indices is (int32|Int)"),
+    ({"indices": torch.tensor([1, 2])}, "indices is (int64|Long)"),
 ]
 BAD_PYTHON_TYPES: list[BadCase] = [
     ({"outputs": torch.ones(5)}, "outputs is a Tensor"),
@@ -102,7 +112,7 @@ def good() -> Arguments:
     """Arguments that work: two tensors of 2 and 3 entries."""
     return {
         "outputs": [torch.ones(2), torch.ones(3)],
-        "indices": torch.tensor([1, 2]),
+        "indices": positions(1, 2),
         "values": torch.tensor([5.0, 6.0]),
     }
 
@@ -126,12 +136,10 @@ def test_bad_arguments_are_named_and_nothing_is_written(
 
 
 @pytest.mark.parametrize(("indices", "message"), BAD_INDICES)
-def test_every_backend_refuses_bad_indices_alike(backend: Backend, indices: list[int], message: str) -> None:
-    outputs = [torch.ones(5, device=backend.device)]
+def test_every_backend_refuses_bad_indices_alike(host: Backend, indices: list[int], message: str) -> None:
+    outputs = [torch.ones(5, device=host.device)]
     with pytest.raises(ConfigurationError, match=f"ringprune::put: {message}"):
-        backend.op("put")(
-            outputs, torch.tensor(indices, device=backend.device), torch.ones(len(indices), device=backend.device)
-        )
+        host.op("put")(outputs, positions(*indices).to(host.device), torch.ones(len(indices), device=host.device))
     assert_nothing_written({"outputs": outputs})
 
 
@@ -151,7 +159,7 @@ def test_autograd_sees_the_write(backend: Backend) -> None:
     output = torch.ones(2, device=backend.device)
     version = output._version
     nothing = torch.empty(0, device=backend.device)
-    backend.op("put")([output], nothing.long(), nothing)
+    backend.op("put")([output], nothing.int(), nothing)
     assert output._version > version
     assert output.tolist() == [0.0, 0.0]
 

@@ -1,0 +1,88 @@
+// A bucket on the CPU: where the entries of its tensors are, and runs of them for the loops.
+
+#pragma once
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <array>
+#include <vector>
+
+#include "../accumulation.h"
+#include "loops.h"
+
+namespace ringprune {
+
+// A tensor's entries as the loops want them: in place where they are float32, else widened block by block.
+class Entries {
+ public:
+  explicit Entries(const at::Tensor& tensor)
+      : data_(static_cast<const char*>(tensor.const_data_ptr())),
+        size_(static_cast<int64_t>(tensor.element_size())),
+        dtype_(tensor.scalar_type()) {}
+
+  // Entries [start, start + count), count <= kBlock; `room` holds them where they have to be widened.
+  const float* at(const Loops& loops, int64_t start, int64_t count, float* room) const {
+    const char* from = data_ + start * size_;
+    if (dtype_ == at::kFloat) return reinterpret_cast<const float*>(from);
+    (dtype_ == at::kHalf ? loops.widen_half : loops.widen_bfloat16)(from, count, room);
+    return room;
+  }
+
+ private:
+  const char* data_;
+  int64_t size_;
+  at::ScalarType dtype_;
+};
+
+inline std::vector<Entries> entries_of(at::TensorList tensors) { return {tensors.begin(), tensors.end()}; }
+
+inline ScoreNumber number_of(Ratio) { return kRatio; }
+inline ScoreNumber number_of(Magnitude) { return kMagnitude; }
+inline ScoreNumber number_of(Sum) { return kSum; }
+inline ScoreNumber number_of(Product) { return kProduct; }
+
+// The flat state of a bucket and what enters it; runs are made from here.
+class Bucket {
+ public:
+  Bucket(const Accumulation& given, at::IntArrayRef offsets)
+      : offsets_(offsets),
+        grads_(entries_of(given.grads)),
+        given_(given),
+        residual_(given.residual.const_data_ptr<float>()),
+        velocity_(given.velocity ? given.velocity->const_data_ptr<float>() : nullptr),
+        residual_out_(given.residual_out.mutable_data_ptr<float>()),
+        velocity_out_(given.velocity_out ? given.velocity_out->mutable_data_ptr<float>() : nullptr) {}
+
+  Correction correction(int64_t tensor) const {
+    if (velocity_ == nullptr) return kNoMomentum;
+    return given_.nesterov.get(tensor) ? kNesterov : kMomentum;
+  }
+
+  // The run of flat positions [lo, lo + count) of a tensor; `room` holds widened gradients.
+  Run run(const Loops& loops, int64_t tensor, int64_t lo, int64_t count, float* room) const {
+    return {
+        grads_[tensor].at(loops, lo - offsets_[tensor], count, room),
+        nullptr,
+        residual_ + lo,
+        velocity_ ? velocity_ + lo : nullptr,
+        residual_out_ + lo,
+        velocity_out_ ? velocity_out_ + lo : nullptr,
+        count,
+        static_cast<float>(given_.factors[tensor]),
+        static_cast<float>(given_.momentum[tensor]),
+        0.0f,
+    };
+  }
+
+ private:
+  at::IntArrayRef offsets_;
+  std::vector<Entries> grads_;
+  const Accumulation& given_;
+  const float* residual_;
+  const float* velocity_;
+  float* residual_out_;
+  float* velocity_out_;
+};
+
+}  // namespace ringprune

@@ -1,0 +1,64 @@
+// The inner loops of the CPU kernels, compiled once per instruction set and chosen when the library is loaded.
+//
+// All instruction sets give the same bits: the arithmetic is that of arithmetic.h, entry by entry.
+
+#pragma once
+
+#include <cstdint>
+
+namespace ringprune {
+
+// Entries that the loops work on at a time, so that what they hand on stays in the first-level cache.
+constexpr int64_t kBlock = 512;
+
+// Numbers of the scores in arithmetic.h, in the order of the tables below.
+enum ScoreNumber { kRatio, kMagnitude, kSum, kProduct, kScores };
+
+// How momentum enters the residual.
+enum Correction { kNoMomentum, kMomentum, kNesterov, kCorrections };
+
+// A run of at most kBlock entries of one tensor. Without momentum the velocities are not looked at. The outputs may
+// be the inputs: every entry is read before it is written.
+struct Run {
+  const float* grad;
+  const float* weight;
+  const float* residual;
+  const float* velocity;
+  float* residual_out;
+  float* velocity_out;
+  int64_t count;
+  float factor;
+  float momentum;
+  float parameter;
+};
+
+struct Loops {
+  const char* name;
+  // Accumulates; returns how many gradients are NaN or infinite.
+  int64_t (*accumulate[kCorrections])(const Run&);
+  // The same, and writes the keys of the new residual's scores.
+  int64_t (*accumulate_keys[kCorrections][kScores])(const Run&, uint32_t* keys);
+  // The keys of residual_out's scores alone.
+  void (*keys[kScores])(const Run&, uint32_t* keys);
+  void (*keys_of)(const float* scores, int64_t count, uint32_t* keys);
+  void (*scores[kScores])(const Run&, float* scores);
+  // Bit i is set where keys[i] >= least, for i < 64; `least` is not 0.
+  uint64_t (*at_least)(const uint32_t* keys, uint32_t least);
+  // Writes positions[i] where keys[i] >= least, in order: `expected` of them, which the caller has counted.
+  void (*compress)(const uint32_t* keys, const int32_t* positions, uint32_t least, int64_t expected, int32_t* to);
+  void (*widen_half)(const void* from, int64_t count, float* to);
+  void (*widen_bfloat16)(const void* from, int64_t count, float* to);
+  int64_t (*count_nonfinite)(const float* from, int64_t count);
+};
+
+extern const Loops kPortableLoops;
+#if defined(__x86_64__)
+#define RINGPRUNE_X86
+extern const Loops kAvx2Loops;
+extern const Loops kAvx512Loops;
+#endif
+
+// The loops in use: the widest that this processor has.
+const Loops& loops();
+
+}  // namespace ringprune

@@ -1,0 +1,76 @@
+// The loops for x86 processors with AVX2 (2013 and later).
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <cstring>
+
+#include "../arithmetic.h"
+#include "loops.h"
+
+#ifdef RINGPRUNE_X86
+#include <immintrin.h>
+
+#include <array>
+
+// Only what follows is compiled for AVX2: inline functions of the headers above may be shared with other files.
+#pragma GCC target("avx2,f16c,bmi,bmi2,lzcnt,popcnt")
+#define RINGPRUNE_SET avx2
+
+namespace ringprune::avx2 {
+namespace {
+
+constexpr int kWidth = 8;
+
+// For every mask of 8 bits the numbers of its set bits, in order.
+struct Lanes {
+  alignas(32) int32_t of[256][kWidth] = {};
+  constexpr Lanes() {
+    for (int mask = 0; mask < 256; ++mask) {
+      int used = 0;
+      for (int lane = 0; lane < kWidth; ++lane) {
+        if (mask >> lane & 1) of[mask][used++] = lane;
+      }
+    }
+  }
+};
+constexpr Lanes kSet;
+
+// Keys are below 2^31, so that the signed comparison is right.
+inline uint32_t above(const uint32_t* keys, __m256i bound) {
+  const __m256i key = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys));
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(key, bound))));
+}
+
+uint64_t at_least(const uint32_t* keys, uint32_t least) {
+  const __m256i bound = _mm256_set1_epi32(static_cast<int32_t>(least) - 1);
+  uint64_t mask = 0;
+  for (int i = 0; i < 64; i += kWidth) mask |= static_cast<uint64_t>(above(keys + i, bound)) << i;
+  return mask;
+}
+
+void compress(const uint32_t* keys, const int32_t* positions, uint32_t least, int64_t expected, int32_t* to) {
+  const __m256i bound = _mm256_set1_epi32(static_cast<int32_t>(least) - 1);
+  const int32_t* end = to + expected;
+  // As long as a whole vector may be written, there are as many keys left to be read.
+  for (; to + kWidth <= end; keys += kWidth, positions += kWidth) {
+    const uint32_t mask = above(keys, bound);
+    const __m256i lanes = _mm256_load_si256(reinterpret_cast<const __m256i*>(kSet.of[mask]));
+    const __m256i position = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(positions));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(position, lanes));
+    to += __builtin_popcount(mask);
+  }
+  for (; to < end; ++keys, ++positions) {
+    if (*keys >= least) *to++ = *positions;
+  }
+}
+
+}  // namespace
+}  // namespace ringprune::avx2
+
+#include "loops_body.h"
+
+namespace ringprune {
+const Loops kAvx2Loops = avx2::table("AVX2");
+}
+#endif

@@ -1,0 +1,112 @@
+// The loops, included once per instruction set by loops_<set>.cpp, which define before:
+//   RINGPRUNE_SET       namespace and name of the set
+//   at_least, compress  in that namespace, written for the set
+//
+// Everything else is plain C++ that the compiler turns into vectors of the set's width.
+
+namespace ringprune::RINGPRUNE_SET {
+namespace {
+
+inline bool is_nonfinite(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return (bits & 0x7f800000u) == 0x7f800000u;
+}
+
+template <Correction kCorrection>
+inline float change(const Run& run, int64_t i) {
+  const float gradient = run.grad[i] * run.factor;
+  if constexpr (kCorrection == kNoMomentum) return gradient;
+  float velocity = run.velocity[i];
+  const float result = corrected<kCorrection == kNesterov>(gradient, run.momentum, velocity);
+  run.velocity_out[i] = velocity;
+  return result;
+}
+
+template <Correction kCorrection>
+int64_t accumulate(const Run& given) {
+  const Run run = given;
+  int32_t nonfinite = 0;
+#pragma omp simd reduction(+ : nonfinite)
+  for (int64_t i = 0; i < run.count; ++i) {
+    nonfinite += is_nonfinite(run.grad[i]);
+    run.residual_out[i] = run.residual[i] + change<kCorrection>(run, i);
+  }
+  return nonfinite;
+}
+
+template <Correction kCorrection, class Score>
+int64_t accumulate_keys(const Run& given, uint32_t* keys) {
+  const Run run = given;
+  int32_t nonfinite = 0;
+#pragma omp simd reduction(+ : nonfinite)
+  for (int64_t i = 0; i < run.count; ++i) {
+    nonfinite += is_nonfinite(run.grad[i]);
+    const float residual = run.residual[i] + change<kCorrection>(run, i);
+    run.residual_out[i] = residual;
+    keys[i] = key_of(Score{}(residual, run.weight[i], run.parameter));
+  }
+  return nonfinite;
+}
+
+template <class Score>
+void keys(const Run& given, uint32_t* to) {
+  const Run run = given;
+#pragma omp simd
+  for (int64_t i = 0; i < run.count; ++i) {
+    to[i] = key_of(Score{}(run.residual_out[i], run.weight[i], run.parameter));
+  }
+}
+
+template <class Score>
+void scores(const Run& given, float* to) {
+  const Run run = given;
+#pragma omp simd
+  for (int64_t i = 0; i < run.count; ++i) to[i] = Score{}(run.residual_out[i], run.weight[i], run.parameter);
+}
+
+void keys_of(const float* scores, int64_t count, uint32_t* to) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] = key_of(scores[i]);
+}
+
+template <class scalar_t>
+void widen(const void* from, int64_t count, float* to) {
+  const auto* narrow = static_cast<const scalar_t*>(from);
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(narrow[i]);
+}
+
+int64_t count_nonfinite(const float* from, int64_t count) {
+  int64_t found = 0;
+#pragma omp simd reduction(+ : found)
+  for (int64_t i = 0; i < count; ++i) found += is_nonfinite(from[i]);
+  return found;
+}
+
+#define RINGPRUNE_FOR_SCORES(what) {what(Ratio), what(Magnitude), what(Sum), what(Product)}
+#define RINGPRUNE_PLAIN(Score) accumulate_keys<kNoMomentum, Score>
+#define RINGPRUNE_MOMENTUM(Score) accumulate_keys<kMomentum, Score>
+#define RINGPRUNE_NESTEROV(Score) accumulate_keys<kNesterov, Score>
+#define RINGPRUNE_KEYS(Score) keys<Score>
+#define RINGPRUNE_SCORES(Score) scores<Score>
+
+constexpr Loops table(const char* name) {
+  return {
+      name,
+      {accumulate<kNoMomentum>, accumulate<kMomentum>, accumulate<kNesterov>},
+      {RINGPRUNE_FOR_SCORES(RINGPRUNE_PLAIN), RINGPRUNE_FOR_SCORES(RINGPRUNE_MOMENTUM),
+       RINGPRUNE_FOR_SCORES(RINGPRUNE_NESTEROV)},
+      RINGPRUNE_FOR_SCORES(RINGPRUNE_KEYS),
+      keys_of,
+      RINGPRUNE_FOR_SCORES(RINGPRUNE_SCORES),
+      at_least,
+      compress,
+      widen<c10::Half>,
+      widen<c10::BFloat16>,
+      count_nonfinite,
+  };
+}
+
+}  // namespace
+}  // namespace ringprune::RINGPRUNE_SET

@@ -1,0 +1,59 @@
+// Memory for what a kernel needs only while it runs, kept for the next call: fresh pages cost more than the work.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace ringprune {
+
+// A buffer of the process's pool for as long as this lives; each thread that asks at the same time gets its own.
+class Scratch {
+ public:
+  explicit Scratch(size_t bytes) {
+    {
+      const std::lock_guard lock(mutex());
+      if (!pool().empty()) {
+        block_ = std::move(pool().back());
+        pool().pop_back();
+      }
+    }
+    if (block_.size < bytes) block_ = {std::unique_ptr<std::byte[]>(new std::byte[bytes]), bytes};
+  }
+  ~Scratch() {
+    const std::lock_guard lock(mutex());
+    pool().push_back(std::move(block_));
+  }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  template <class T>
+  T* take(size_t count) {
+    T* taken = reinterpret_cast<T*>(block_.data.get() + used_);
+    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    return taken;
+  }
+
+ private:
+  struct Block {
+    std::unique_ptr<std::byte[]> data;
+    size_t size = 0;
+  };
+  static std::mutex& mutex() {
+    static std::mutex* one = new std::mutex;  // never destroyed: threads may outlive main
+    return *one;
+  }
+  static std::vector<Block>& pool() {
+    static std::vector<Block>* one = new std::vector<Block>;
+    return *one;
+  }
+
+  Block block_;
+  size_t used_ = 0;
+};
+
+}  // namespace ringprune
