@@ -16,7 +16,7 @@ at::Tensor accumulate(at::TensorList grads, const at::Tensor& residual, const st
   const Session session(residual);
   at::Tensor nonfinite = session.empty(static_cast<int64_t>(grads.size()), at::kLong), rows;
   const Parts parts = parts_of(arguments).send(session, rows, zeros_in(nonfinite));
-  accumulate(session.stream(), parts, state_of(arguments), nonfinite.mutable_data_ptr<int64_t>());
+  launch_accumulate(session.stream(), parts, state_of(arguments), nonfinite.mutable_data_ptr<int64_t>());
   arguments.mark();
   return nonfinite;
 }

@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kThreads) accumulate_tiles(Parts parts, State 
 
 }  // namespace
 
-void accumulate(cudaStream_t stream, const Parts& parts, const State& state, int64_t* nonfinite) {
+void launch_accumulate(cudaStream_t stream, const Parts& parts, const State& state, int64_t* nonfinite) {
   launch(stream, ceil_div(parts.tiles, kWarps), accumulate_tiles, parts, state, nonfinite);
 }
 

@@ -26,7 +26,7 @@ std::tuple<at::Tensor, at::Tensor> accumulate_select(
     Scratch scratch(session, table, counts, starts, positions, zeros_in(nonfinite));
     scratch.bucket.hints = hints.mutable_data_ptr<int32_t>();
     scratch.bucket.tally = tally.mutable_data_ptr<int64_t>();
-    accumulate_select<decltype(formula)>(session.stream(), scratch.bucket, state_of(arguments),
+    launch_accumulate_select<decltype(formula)>(session.stream(), scratch.bucket, state_of(arguments),
                                          nonfinite.mutable_data_ptr<int64_t>());
     arguments.mark();
     mark_written(hints);

@@ -32,14 +32,14 @@ __global__ void __launch_bounds__(kThreads) accumulate_collect(Bucket bucket, St
 }  // namespace
 
 template <class Score>
-void accumulate_select(cudaStream_t stream, const Bucket& bucket, const State& state, int64_t* nonfinite) {
+void launch_accumulate_select(cudaStream_t stream, const Bucket& bucket, const State& state, int64_t* nonfinite) {
   launch(stream, ceil_div(bucket.parts.tiles, kWarps), accumulate_collect<Score>, bucket, state, nonfinite);
   select_collected(stream, bucket, ScoredKeys<Score>{state.residual_out});
 }
 
-template void accumulate_select<Ratio>(cudaStream_t, const Bucket&, const State&, int64_t*);
-template void accumulate_select<Magnitude>(cudaStream_t, const Bucket&, const State&, int64_t*);
-template void accumulate_select<Sum>(cudaStream_t, const Bucket&, const State&, int64_t*);
-template void accumulate_select<Product>(cudaStream_t, const Bucket&, const State&, int64_t*);
+template void launch_accumulate_select<Ratio>(cudaStream_t, const Bucket&, const State&, int64_t*);
+template void launch_accumulate_select<Magnitude>(cudaStream_t, const Bucket&, const State&, int64_t*);
+template void launch_accumulate_select<Sum>(cudaStream_t, const Bucket&, const State&, int64_t*);
+template void launch_accumulate_select<Product>(cudaStream_t, const Bucket&, const State&, int64_t*);
 
 }  // namespace ringprune::cuda

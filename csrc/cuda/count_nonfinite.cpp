@@ -18,7 +18,7 @@ at::Tensor count_nonfinite(at::TensorList tensors) {
   const Session session(tensors[0]);
   at::Tensor counts = session.empty(static_cast<int64_t>(tensors.size()), at::kLong), rows;
   const Parts parts = parts_of(tensors).send(session, rows, zeros_in(counts));
-  count_nonfinite(session.stream(), parts, counts.mutable_data_ptr<int64_t>());
+  launch_count_nonfinite(session.stream(), parts, counts.mutable_data_ptr<int64_t>());
   return counts;
 }
 

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kThreads) count_nonfinite_tiles(Parts parts, i
 
 }  // namespace
 
-void count_nonfinite(cudaStream_t stream, const Parts& parts, int64_t* counts) {
+void launch_count_nonfinite(cudaStream_t stream, const Parts& parts, int64_t* counts) {
   launch(stream, ceil_div(parts.tiles, kWarps), count_nonfinite_tiles, parts, counts);
 }
 

@@ -4,6 +4,7 @@
 
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
+#include <cuda_runtime.h>
 
 #include <cstdint>
 #include <cstring>

@@ -24,7 +24,7 @@ at::Tensor importance(const at::Tensor& residual, at::TensorList weights, std::s
     table.lay_out([&](size_t i) { return weights[i].numel(); });
     add_weights(table, weights, parameters);
     const Parts parts = table.send(session, rows);
-    importance<decltype(formula)>(session.stream(), parts, residual.const_data_ptr<float>(),
+    launch_importance<decltype(formula)>(session.stream(), parts, residual.const_data_ptr<float>(),
                                   scores.mutable_data_ptr<float>());
     return scores;
   });

@@ -25,13 +25,13 @@ __global__ void __launch_bounds__(kThreads) score_tiles(Parts parts, const float
 }  // namespace
 
 template <class Score>
-void importance(cudaStream_t stream, const Parts& parts, const float* residual, float* scores) {
+void launch_importance(cudaStream_t stream, const Parts& parts, const float* residual, float* scores) {
   launch(stream, ceil_div(parts.tiles, kWarps), score_tiles<Score>, parts, residual, scores);
 }
 
-template void importance<Ratio>(cudaStream_t, const Parts&, const float*, float*);
-template void importance<Magnitude>(cudaStream_t, const Parts&, const float*, float*);
-template void importance<Sum>(cudaStream_t, const Parts&, const float*, float*);
-template void importance<Product>(cudaStream_t, const Parts&, const float*, float*);
+template void launch_importance<Ratio>(cudaStream_t, const Parts&, const float*, float*);
+template void launch_importance<Magnitude>(cudaStream_t, const Parts&, const float*, float*);
+template void launch_importance<Sum>(cudaStream_t, const Parts&, const float*, float*);
+template void launch_importance<Product>(cudaStream_t, const Parts&, const float*, float*);
 
 }  // namespace ringprune::cuda

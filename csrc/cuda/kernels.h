@@ -20,18 +20,18 @@ struct State {
 };
 
 // Adds to `nonfinite`, zero before, how many entries of each gradient are not finite.
-void accumulate(cudaStream_t stream, const Parts& parts, const State& state, int64_t* nonfinite);
+void launch_accumulate(cudaStream_t stream, const Parts& parts, const State& state, int64_t* nonfinite);
 
 template <class Score>
-void accumulate_select(cudaStream_t stream, const Bucket& bucket, const State& state, int64_t* nonfinite);
+void launch_accumulate_select(cudaStream_t stream, const Bucket& bucket, const State& state, int64_t* nonfinite);
 
 // `counts` are zero before.
-void count_nonfinite(cudaStream_t stream, const Parts& parts, int64_t* counts);
+void launch_count_nonfinite(cudaStream_t stream, const Parts& parts, int64_t* counts);
 
 template <class Score>
-void importance(cudaStream_t stream, const Parts& parts, const float* residual, float* scores);
+void launch_importance(cudaStream_t stream, const Parts& parts, const float* residual, float* scores);
 
-void select(cudaStream_t stream, const Bucket& bucket, const float* scores);
+void launch_select(cudaStream_t stream, const Bucket& bucket, const float* scores);
 
 // Positions of entries; those outside of [0, numel) are passed over.
 struct Indices {
@@ -40,15 +40,15 @@ struct Indices {
   int64_t numel;
 };
 
-void put(cudaStream_t stream, const Table<Output>& outputs, const Indices& indices, const float* values);
+void launch_put(cudaStream_t stream, const Table<Output>& outputs, const Indices& indices, const float* values);
 
 // Tiles of the parts are kSumTile entries here, and `first_slot` counts in `sums_of_tiles`: one for each tile of the
 // bucket, then sums of kSumTile of these, and so on, for each tensor.
 constexpr int kSumTile = 2048;
-void square_sum(cudaStream_t stream, const Parts& parts, double* sums_of_tiles, double* sums);
+void launch_square_sum(cudaStream_t stream, const Parts& parts, double* sums_of_tiles, double* sums);
 
 // `offsets`, where each of the tensors starts and the last ends, is only looked at with velocity, which may be null.
-void take(cudaStream_t stream, const int64_t* offsets, int32_t tensors, const Indices& indices, float* residual,
+void launch_take(cudaStream_t stream, const int64_t* offsets, int32_t tensors, const Indices& indices, float* residual,
           float* velocity, float* values);
 
 }  // namespace ringprune::cuda

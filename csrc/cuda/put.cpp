@@ -28,7 +28,7 @@ void put(at::TensorList outputs, const at::Tensor& indices, const at::Tensor& va
   }
   at::Tensor rows;
   const Indices at{indices.const_data_ptr<int32_t>(), indices.numel(), numel};
-  put(session.stream(), table.send(session, rows), at, values.const_data_ptr<float>());
+  launch_put(session.stream(), table.send(session, rows), at, values.const_data_ptr<float>());
   for (const at::Tensor& output : outputs) mark_written(output);
 }
 

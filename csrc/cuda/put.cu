@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads) write_values(Table<Output> outputs, 
 
 }  // namespace
 
-void put(cudaStream_t stream, const Table<Output>& outputs, const Indices& indices, const float* values) {
+void launch_put(cudaStream_t stream, const Table<Output>& outputs, const Indices& indices, const float* values) {
   launch(stream, ceil_div(outputs.tiles, kWarps), clear_tiles, outputs);
   launch(stream, ceil_div<int64_t>(indices.count, kThreads), write_values, outputs, indices, values);
 }

@@ -23,7 +23,7 @@ at::Tensor select(const at::Tensor& scores, at::IntArrayRef offsets, at::IntArra
   HostTable<Part> table(counts.size());
   table.lay_out([&](size_t i) { return offsets[i + 1] - offsets[i]; });
   const Scratch scratch(session, table, counts, starts, positions);
-  select(session.stream(), scratch.bucket, scores.const_data_ptr<float>());
+  launch_select(session.stream(), scratch.bucket, scores.const_data_ptr<float>());
   return positions;
 }
 

@@ -5,7 +5,7 @@
 
 namespace ringprune::cuda {
 
-void select(cudaStream_t stream, const Bucket& bucket, const float* scores) {
+void launch_select(cudaStream_t stream, const Bucket& bucket, const float* scores) {
   select_collected(stream, bucket, GivenKeys{scores});
 }
 

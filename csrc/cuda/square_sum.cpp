@@ -32,7 +32,7 @@ at::Tensor square_sum(at::TensorList tensors) {
   at::Tensor sums = session.empty(static_cast<int64_t>(tensors.size()), at::kDouble), rows;
   at::Tensor sums_of_tiles = session.empty(slots, at::kDouble);
   const Parts parts = table.send(session, rows);
-  square_sum(session.stream(), parts, sums_of_tiles.mutable_data_ptr<double>(), sums.mutable_data_ptr<double>());
+  launch_square_sum(session.stream(), parts, sums_of_tiles.mutable_data_ptr<double>(), sums.mutable_data_ptr<double>());
   return sums;
 }
 

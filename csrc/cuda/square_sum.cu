@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kThreads) add_sums(Parts parts, double* sums_o
 
 }  // namespace
 
-void square_sum(cudaStream_t stream, const Parts& parts, double* sums_of_tiles, double* sums) {
+void launch_square_sum(cudaStream_t stream, const Parts& parts, double* sums_of_tiles, double* sums) {
   launch(stream, ceil_div(parts.tiles, kWarps), add_tiles, parts, sums_of_tiles);
   launch(stream, parts.count, add_sums, parts, sums_of_tiles, sums);
 }

@@ -29,7 +29,7 @@ at::Tensor take(const at::Tensor& residual, const std::optional<at::Tensor>& vel
     bounds = session.empty(static_cast<int64_t>(padded.size()), at::kLong);
     upload(session.stream(), padded.data(), static_cast<int64_t>(bounds.nbytes()), bounds.mutable_data_ptr());
   }
-  take(session.stream(), velocity ? bounds.const_data_ptr<int64_t>() : nullptr,
+  launch_take(session.stream(), velocity ? bounds.const_data_ptr<int64_t>() : nullptr,
        static_cast<int32_t>(offsets.size()) - 1, {indices.const_data_ptr<int32_t>(), count, numel},
        residual.mutable_data_ptr<float>(), velocity ? velocity->mutable_data_ptr<float>() : nullptr,
        values.mutable_data_ptr<float>());
