@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "host.h"
-#include "selection.h"
+#include "table.h"
+#include "../selection.h"
 
 namespace ringprune::cuda {
 

@@ -2,9 +2,9 @@
 
 #pragma once
 
-#include "../accumulation.h"
-#include "host.h"
-#include "kernels.h"
+#include "../../accumulation.h"
+#include "table.h"
+#include "../kernels.h"
 
 namespace ringprune::cuda {
 

@@ -2,9 +2,9 @@
 
 #include <torch/library.h>
 
-#include "../tensors.h"
-#include "host.h"
-#include "kernels.h"
+#include "../../tensors.h"
+#include "table.h"
+#include "../kernels.h"
 
 namespace ringprune::cuda {
 namespace {

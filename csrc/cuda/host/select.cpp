@@ -2,8 +2,8 @@
 
 #include <torch/library.h>
 
-#include "../tensors.h"
-#include "kernels.h"
+#include "../../tensors.h"
+#include "../kernels.h"
 #include "scratch.h"
 
 namespace ringprune::cuda {

@@ -9,10 +9,10 @@
 
 #include <vector>
 
-#include "../checks.h"
-#include "launch.h"
-#include "parts.h"
-#include "upload.h"
+#include "../../checks.h"
+#include "../launch.h"
+#include "../parts.h"
+#include "../upload.h"
 
 namespace ringprune::cuda {
 
