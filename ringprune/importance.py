@@ -14,7 +14,16 @@ from torch import Tensor
 from ringprune import ops
 from ringprune.validation import real_number
 
-__all__ = ["RMS_REFRESH", "Magnitude", "MagnitudePlusGradient", "Product", "Ratio", "Score", "root_mean_square"]
+__all__ = [
+    "RMS_REFRESH",
+    "Magnitude",
+    "MagnitudePlusGradient",
+    "Product",
+    "Ratio",
+    "Score",
+    "root_mean_square",
+    "scores",
+]
 
 RMS_REFRESH = 50
 """Steps between two readings of the weights' root mean square; a weight's scale drifts over thousands."""
@@ -96,6 +105,21 @@ class Product:
     def parameters(self, rms: Tensor) -> list[float]:
         """It has none."""
         return [0.0] * len(rms)
+
+
+def scores(score: Score, residual: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """[2] Score every entry, for a look at it; in training the pass that accumulates does it.
+
+    Args:
+        score: what an entry is worth.
+        residual: float32, shape ``(n,)``.
+        weights: contiguous tensors, n entries together.
+
+    Returns:
+        float32 scores, shape ``(n,)``, not negative.
+    """
+    parameters = score.parameters(root_mean_square(weights))
+    return ops.importance(residual, weights, score=score.name, parameters=parameters)
 
 
 def root_mean_square(weights: Sequence[Tensor]) -> Tensor:

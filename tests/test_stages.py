@@ -103,20 +103,39 @@ def test_union_is_the_sorted_set(lists: list[list[int]]) -> None:
     assert agreement.union(proposals).tolist() == sorted(set().union(*lists))
 
 
-@given(st.lists(st.integers(0, 99), unique=True, max_size=40))
-def test_indices_survive_the_wire(entries: list[int]) -> None:
-    indices = torch.tensor(sorted(entries), dtype=torch.int32)
-    message = wire.encode_indices(indices)
-    assert message.dtype == torch.int32 and torch.equal(wire.decode_indices(message, 100, name="x"), indices)
+@given(st.lists(st.integers(0, 99), unique=True, max_size=40), st.integers(0, 3), st.integers(0, 3))
+def test_indices_survive_the_wire(entries: list[int], pads: int, end_pads: int) -> None:
+    """Each tensor of a bucket may bring fewer positions than its share; pads fill the places."""
+    half = len(entries) // 2
+    ordered = sorted(entries)
+    message = torch.tensor(ordered[:half] + [-1] * pads + ordered[half:] + [-1] * end_pads, dtype=torch.int32)
+    indices = wire.decode_indices(message, 100, name="x")
+    assert indices.dtype == torch.int32 and indices.tolist() == ordered
 
 
-@pytest.mark.parametrize("bad", [[-1, 3], [3, 3], [5, 4], [3, 100]])
+@pytest.mark.parametrize("bad", [[-2, 3], [-1, -2], [3, 3], [5, 4], [5, -1, 4], [3, 100], [-(2**31), 3]])
 def test_damaged_indices_are_refused(bad: list[int]) -> None:
     with pytest.raises(rp.CommunicatorError, match="bucket 7"):
         wire.decode_indices(torch.tensor(bad, dtype=torch.int32), 100, name="bucket 7 indices")
 
 
 # -- importance -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("score", "expected"),
+    [
+        (importance.Ratio(damping=0.0, eps=1.0), [1.0, 0.5, 1.0]),
+        (importance.Ratio(damping=1.5**0.5, eps=1e-8), [1.0, 0.5, 1.0]),
+        (importance.Magnitude(), [1.0, 1.0, 2.0]),
+        (importance.MagnitudePlusGradient(factor=3.0), [3.0, 4.0, 7.0]),
+        (importance.Product(), [0.0, 1.0, 2.0]),
+    ],
+)
+def test_scores_are_their_formulas(score: importance.Score, expected: list[float]) -> None:
+    """The rms of the weights 0, 1, 1 is sqrt(2 / 3)."""
+    gradient, weight = torch.tensor([1.0, -1.0, 2.0]), torch.tensor([0.0, 1.0, -1.0])
+    assert importance.scores(score, gradient, [weight]).tolist() == pytest.approx(expected)
 
 
 def captured(score: torch.Tensor, gradient: torch.Tensor, share: float = 0.01) -> float:
@@ -132,17 +151,15 @@ def test_raw_ratio_captures_little_energy_and_damping_mends_it() -> None:
     """
     generator = torch.Generator().manual_seed(0)
     gradient, weight = torch.randn(2, 1_000_000, generator=generator)
-    rms = importance.root_mean_square([weight])
-    raw = importance.Ratio(damping=0.0).scores(gradient, [weight], rms)
-    damped = importance.Ratio().scores(gradient, [weight], rms)
+    raw = importance.scores(importance.Ratio(damping=0.0), gradient, [weight])
+    damped = importance.scores(importance.Ratio(), gradient, [weight])
     assert captured(raw, gradient) == pytest.approx(0.020, abs=0.003)
     assert captured(damped, gradient) == pytest.approx(0.067, abs=0.003)
     assert captured(gradient.abs(), gradient) == pytest.approx(0.0845, abs=0.003)
 
 
 def test_zero_weights_have_finite_importance() -> None:
-    scores = importance.Ratio().scores(torch.ones(3), [torch.zeros(3)], importance.root_mean_square([torch.zeros(3)]))
-    assert scores.isfinite().all()
+    assert importance.scores(importance.Ratio(), torch.ones(3), [torch.zeros(3)]).isfinite().all()
     assert importance.root_mean_square([torch.zeros(0)]).tolist() == [0.0]
 
 
