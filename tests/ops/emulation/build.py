@@ -1,4 +1,4 @@
-"""Build csrc/cuda for the CPU into one library that torch can load: ``python tests/ops/emulation/build.py OUT [FLAG..]``.
+"""Build csrc/cuda for the CPU into a library that torch can load: ``python tests/ops/emulation/build.py OUT [FLAGS]``.
 
 Flags go to the compiler, for example ``-fsanitize=address,undefined``. Sources that have not changed since are not
 compiled again.
@@ -30,7 +30,7 @@ def compiler() -> str | None:
 def build(out: Path, extra: list[str]) -> Path:
     """Compile what has changed, link all of it, and return the library."""
     out.mkdir(parents=True, exist_ok=True)
-    sources = [*sorted(CSRC.glob("cuda/*.cu")), *sorted(CSRC.glob("cuda/*.cpp")), HERE / "cuda_on_cpu.cpp"]
+    sources = [*sorted(CSRC.glob("cuda/*.cu")), *sorted(CSRC.glob("cuda/host/*.cpp")), HERE / "cuda_on_cpu.cpp"]
     library = out / LIBRARY
     _compile(HERE / "prelude.h", out, extra)
     with ThreadPoolExecutor(2) as pool:
