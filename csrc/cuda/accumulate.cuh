@@ -26,8 +26,8 @@ __device__ inline Quad<float> accumulate4(const State& state, const Part& part, 
     const float grad = grads.v[e] * factor;
     float change = grad;
     if (state.velocity) {
-      change = nesterov ? corrected<true>(grad, momentum, velocity.v[e])
-                        : corrected<false>(grad, momentum, velocity.v[e]);
+      change =
+          nesterov ? corrected<true>(grad, momentum, velocity.v[e]) : corrected<false>(grad, momentum, velocity.v[e]);
     }
     residual.v[e] = residual.v[e] + change;
   }

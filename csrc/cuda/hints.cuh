@@ -7,10 +7,10 @@
 
 namespace ringprune::cuda {
 
-constexpr uint32_t kNone = 0xffffffffu;        // a hint that no key reaches
-constexpr uint32_t kAboveZero = 1u;            // a hint that every key reaches that may be selected
-constexpr uint32_t kStep = 1u << 20;           // an eighth of a power of two: how far a hint goes down in the dark
-constexpr int32_t kFirstMargin = 1638;         // in 1024ths: 1.6, or the key at rank 1.6 k is the next hint
+constexpr uint32_t kNone = 0xffffffffu;         // a hint that no key reaches
+constexpr uint32_t kAboveZero = 1u;             // a hint that every key reaches that may be selected
+constexpr uint32_t kStep = 1u << 20;            // an eighth of a power of two: how far a hint goes down in the dark
+constexpr int32_t kFirstMargin = 1638;          // in 1024ths: 1.6, or the key at rank 1.6 k is the next hint
 constexpr int32_t kLeast = 1331, kMost = 4096;  // 1.3 and 4
 
 // The smallest key worth collecting. Without a hint that is none, but where there is room for all it is every one.

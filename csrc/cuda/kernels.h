@@ -49,6 +49,6 @@ void launch_square_sum(cudaStream_t stream, const Parts& parts, double* sums_of_
 
 // `offsets`, where each of the tensors starts and the last ends, is only looked at with velocity, which may be null.
 void launch_take(cudaStream_t stream, const int64_t* offsets, int32_t tensors, const Indices& indices, float* residual,
-          float* velocity, float* values);
+                 float* velocity, float* values);
 
 }  // namespace ringprune::cuda

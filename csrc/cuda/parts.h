@@ -19,10 +19,10 @@ constexpr int kStrip = kStripTiles * kTile;
 struct alignas(16) Part {
   const void* grad;
   const void* weight;
-  int64_t start;           // its first entry among those of all tensors
+  int64_t start;  // its first entry among those of all tensors
   int64_t entries;
-  int64_t first_slot;      // where its candidates go
-  int32_t room;            // for how many candidates there is room
+  int64_t first_slot;  // where its candidates go
+  int32_t room;        // for how many candidates there is room
   int32_t first_tile;
   int32_t first_strip;
   int32_t histogram;       // which one is its own; a tensor of one strip needs none

@@ -43,11 +43,14 @@ struct Items {
 
   __device__ Items(const Bucket& bucket, const Part& part, const Keys& keys, bool slots, int32_t tile)
       : bucket(bucket), part(part), keys(keys), slots(slots), begin(int64_t{tile - part.first_tile} * kTile) {
-    const Run run = slots ? bucket.runs[tile] : Run{0, static_cast<uint32_t>(min(part.entries - begin, int64_t{kTile}))};
+    const Run run =
+        slots ? bucket.runs[tile] : Run{0, static_cast<uint32_t>(min(part.entries - begin, int64_t{kTile}))};
     first = slots ? part.first_slot + run.first : begin;
     size = run.size;
   }
-  __device__ uint32_t key(uint32_t j) const { return slots ? bucket.keys[first + j] : keys.load(part, first + j, 1).v[0]; }
+  __device__ uint32_t key(uint32_t j) const {
+    return slots ? bucket.keys[first + j] : keys.load(part, first + j, 1).v[0];
+  }
   __device__ int64_t entry(uint32_t j) const { return slots ? begin + bucket.entries[first + j] : first + j; }
 };
 

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kThreads) take_entries(const int64_t* offsets,
 }  // namespace
 
 void launch_take(cudaStream_t stream, const int64_t* offsets, int32_t tensors, const Indices& indices, float* residual,
-          float* velocity, float* values) {
+                 float* velocity, float* values) {
   launch(stream, ceil_div<int64_t>(indices.count, kThreads), take_entries, offsets, tensors, indices, residual,
          velocity, values);
 }

@@ -1,9 +1,8 @@
-#include "upload.h"
-
 #include <algorithm>
 #include <cstring>
 
 #include "launch.h"
+#include "upload.h"
 
 namespace ringprune::cuda {
 namespace {

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,6 +39,11 @@ def commands(cuda: Path, out: Path) -> dict[Path, list[str]]:
     return kernels | hosts
 
 
+def watched() -> list[Path]:
+    """What the result depends on."""
+    return [Path(__file__), *(path for path in (ROOT / "csrc").rglob("*") if path.is_file())]
+
+
 def compiles(command: list[str]) -> bool:
     """Whether it does; what the compiler has to say is printed where it does not."""
     done = subprocess.run(command, capture_output=True, text=True)
@@ -55,10 +61,18 @@ def main() -> int:
     out = ROOT / "build" / "cuda"
     out.mkdir(parents=True, exist_ok=True)
     calls = commands(cuda, out)
+    stamp = out / "compiled"  # nothing is compiled again while no source is newer
+    if stamp.exists() and stamp.stat().st_mtime > max(path.stat().st_mtime for path in watched()):
+        print(f"CUDA check: {len(calls)} sources compile, and nothing has changed since.")
+        return 0
+    started = time.time()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = dict(zip(calls, pool.map(compiles, calls.values()), strict=True))
     failed = sorted(str(path.relative_to(ROOT)) for path, good in results.items() if not good)
     print(f"CUDA check: {len(results) - len(failed)} of {len(results)} sources compile. {' '.join(failed)}".rstrip())
+    if not failed:
+        stamp.touch()
+        os.utime(stamp, (started, started))
     return 1 if failed else 0
 
 

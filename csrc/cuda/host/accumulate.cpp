@@ -10,8 +10,8 @@ namespace {
 at::Tensor accumulate(at::TensorList grads, const at::Tensor& residual, const std::optional<at::Tensor>& velocity,
                       const at::Tensor& residual_out, const std::optional<at::Tensor>& velocity_out,
                       at::ArrayRef<double> factors, at::ArrayRef<double> momentum, const c10::List<bool>& nesterov) {
-  const Accumulation arguments{"accumulate", grads, residual, velocity, residual_out, velocity_out,
-                               factors, momentum, nesterov};
+  const Accumulation arguments{"accumulate", grads,   residual, velocity, residual_out,
+                               velocity_out, factors, momentum, nesterov};
   arguments.check();
   const Session session(residual);
   at::Tensor nonfinite = session.empty(static_cast<int64_t>(grads.size()), at::kLong), rows;

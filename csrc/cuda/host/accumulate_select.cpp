@@ -13,8 +13,8 @@ std::tuple<at::Tensor, at::Tensor> accumulate_select(
     const at::Tensor& residual_out, const std::optional<at::Tensor>& velocity_out, at::ArrayRef<double> factors,
     at::ArrayRef<double> momentum, const c10::List<bool>& nesterov, std::string_view score,
     at::ArrayRef<double> parameters, at::IntArrayRef counts, const at::Tensor& hints, const at::Tensor& tally) {
-  const Accumulation arguments{"accumulate_select", grads, residual, velocity, residual_out, velocity_out,
-                               factors, momentum, nesterov};
+  const Accumulation arguments{"accumulate_select", grads,   residual, velocity, residual_out,
+                               velocity_out,        factors, momentum, nesterov};
   const Selection selection{weights, score, parameters, counts, hints, tally};
   const std::vector<int64_t> starts = selection.check(arguments, arguments.check());
   return with_score(arguments.op, score, [&](auto formula) {
@@ -27,7 +27,7 @@ std::tuple<at::Tensor, at::Tensor> accumulate_select(
     scratch.bucket.hints = hints.mutable_data_ptr<int32_t>();
     scratch.bucket.tally = tally.mutable_data_ptr<int64_t>();
     launch_accumulate_select<decltype(formula)>(session.stream(), scratch.bucket, state_of(arguments),
-                                         nonfinite.mutable_data_ptr<int64_t>());
+                                                nonfinite.mutable_data_ptr<int64_t>());
     arguments.mark();
     mark_written(hints);
     mark_written(tally);

@@ -3,15 +3,14 @@
 #pragma once
 
 #include "../../accumulation.h"
-#include "table.h"
 #include "../kernels.h"
+#include "table.h"
 
 namespace ringprune::cuda {
 
 inline State state_of(const Accumulation& arguments) {
   const bool velocity = arguments.velocity.has_value();
-  return {arguments.residual.const_data_ptr<float>(),
-          velocity ? arguments.velocity->const_data_ptr<float>() : nullptr,
+  return {arguments.residual.const_data_ptr<float>(), velocity ? arguments.velocity->const_data_ptr<float>() : nullptr,
           arguments.residual_out.mutable_data_ptr<float>(),
           velocity ? arguments.velocity_out->mutable_data_ptr<float>() : nullptr};
 }

@@ -3,8 +3,8 @@
 #include <torch/library.h>
 
 #include "../../tensors.h"
-#include "table.h"
 #include "../kernels.h"
+#include "table.h"
 
 namespace ringprune::cuda {
 namespace {
@@ -25,7 +25,7 @@ at::Tensor importance(const at::Tensor& residual, at::TensorList weights, std::s
     add_weights(table, weights, parameters);
     const Parts parts = table.send(session, rows);
     launch_importance<decltype(formula)>(session.stream(), parts, residual.const_data_ptr<float>(),
-                                  scores.mutable_data_ptr<float>());
+                                         scores.mutable_data_ptr<float>());
     return scores;
   });
 }

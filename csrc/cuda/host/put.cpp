@@ -3,8 +3,8 @@
 #include <torch/library.h>
 
 #include "../../tensors.h"
-#include "table.h"
 #include "../kernels.h"
+#include "table.h"
 
 namespace ringprune::cuda {
 namespace {

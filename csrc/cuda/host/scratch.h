@@ -4,8 +4,8 @@
 
 #include <algorithm>
 
-#include "table.h"
 #include "../selection.h"
+#include "table.h"
 
 namespace ringprune::cuda {
 

@@ -109,8 +109,6 @@ inline void add_weights(HostTable<Part>& table, at::TensorList weights, at::Arra
   }
 }
 
-inline Zeros zeros_in(at::Tensor& tensor) {
-  return {tensor.mutable_data_ptr(), static_cast<int64_t>(tensor.nbytes())};
-}
+inline Zeros zeros_in(at::Tensor& tensor) { return {tensor.mutable_data_ptr(), static_cast<int64_t>(tensor.nbytes())}; }
 
 }  // namespace ringprune::cuda

@@ -3,8 +3,8 @@
 #include <torch/library.h>
 
 #include "../../tensors.h"
-#include "table.h"
 #include "../kernels.h"
+#include "table.h"
 
 namespace ringprune::cuda {
 namespace {
@@ -30,9 +30,9 @@ at::Tensor take(const at::Tensor& residual, const std::optional<at::Tensor>& vel
     upload(session.stream(), padded.data(), static_cast<int64_t>(bounds.nbytes()), bounds.mutable_data_ptr());
   }
   launch_take(session.stream(), velocity ? bounds.const_data_ptr<int64_t>() : nullptr,
-       static_cast<int32_t>(offsets.size()) - 1, {indices.const_data_ptr<int32_t>(), count, numel},
-       residual.mutable_data_ptr<float>(), velocity ? velocity->mutable_data_ptr<float>() : nullptr,
-       values.mutable_data_ptr<float>());
+              static_cast<int32_t>(offsets.size()) - 1, {indices.const_data_ptr<int32_t>(), count, numel},
+              residual.mutable_data_ptr<float>(), velocity ? velocity->mutable_data_ptr<float>() : nullptr,
+              values.mutable_data_ptr<float>());
   mark_written(residual);
   if (velocity) mark_written(*velocity);
   return values;
