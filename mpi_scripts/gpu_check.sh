@@ -73,7 +73,7 @@ elif step build 300 env RINGPRUNE_BUILD=cuda RINGPRUNE_NATIVE=off "$python" -W i
     if has pytest && has hypothesis; then
         # without the project's settings, which ask for plugins
         step "tests of the ops [cuda]" 180 "$python" -m pytest -q -c /dev/null --rootdir=. --import-mode=importlib \
-            -p no:cacheprovider -W ignore -k "cuda and not native and not reference" tests/ops
+            -p no:cacheprovider -W ignore -k "cuda and not native and not reference and not emulation" tests/ops
     else
         skip "tests of the ops [cuda]" "pytest or hypothesis is not installed"
     fi
