@@ -14,7 +14,7 @@ CLANG_FORMAT = find csrc tests/ops/emulation \( -name '*.cpp' -o -name '*.h' -o 
 help: ## List these commands
 	@awk -F ' ## ' '/^[a-z]+:.* ## / { sub(/:.*/, "", $$1); printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo "Variables: SEEDS=3 (demo)  ARGS='-k iwp' (test)  MPI=system  TORCH=cpu  TORCH_INDEX=URL  PYTHON=python3.12"
+	@echo "Variables: SEEDS=3 (demo)  ARGS='-k iwp' (test, bench)  MPI=system  TORCH=cpu  TORCH_INDEX=URL  PYTHON=python3.12"
 	@echo "           RINGPRUNE_BUILD=auto|cpu|cuda|none; mpi_scripts/environment/set_up.py says what they do."
 
 environment: ## Set up .venv: torch, MPI, Horovod, the native library; seconds when nothing changed
@@ -38,8 +38,9 @@ format: environment ## Format Python and C++ sources
 	$(RUN) ruff format $(SOURCES)
 	$(CLANG_FORMAT) -i {} +
 
-bench: ## Benchmarks
-	@echo "There are no benchmarks yet; 'make demo' measures steps per second and bytes."
+bench: environment ## Measure what selection costs, 4 minutes; rows in build/bench/select.json; ARGS goes to the command
+	@mkdir -p build/bench
+	$(RUN) ringprune bench select --json build/bench/select.json $(ARGS)
 
 docs: ## Documentation
 	@echo "The documentation is plain Markdown: start at README.md, then docs/."

@@ -37,8 +37,8 @@ struct Accumulation {
       check_flat({op, "velocity"}, *velocity, at::kFloat, numel, device);
       check_flat({op, "velocity_out"}, *velocity_out, at::kFloat, numel, device);
     }
-    check_length({op, "factors"}, factors.size(), grads.size());
-    check_length({op, "momentum"}, momentum.size(), grads.size());
+    check_numbers({op, "factors"}, factors, grads.size());
+    check_numbers({op, "momentum"}, momentum, grads.size());
     check_length({op, "nesterov"}, nesterov.size(), grads.size());
     check_overlaps();
     return offsets;
@@ -53,8 +53,8 @@ struct Accumulation {
  private:
   // What is written shares no memory with anything but the tensor it may replace.
   void check_overlaps() const {
-    const auto check = [&](const char* name, const at::Tensor& written, const char* other_name,
-                           const at::Tensor& other, int64_t position = -1) {
+    const auto check = [&](const char* name, const at::Tensor& written, const char* other_name, const at::Tensor& other,
+                           int64_t position = -1) {
       check_overlap({op, name}, written, {op, other_name, position}, other);
     };
     const auto is = [](const at::Tensor& a, const at::Tensor& b) { return a.const_data_ptr() == b.const_data_ptr(); };
@@ -91,7 +91,7 @@ struct Selection {
     TORCH_CHECK_VALUE(at::IntArrayRef(weight_offsets) == offsets, "ringprune::", op,
                       ": weights have other sizes than grads; as many entries each are needed");
     check_dtypes(op, "weights", weights);
-    check_length({op, "parameters"}, parameters.size(), tensors);
+    check_numbers({op, "parameters"}, parameters, tensors, 0.0);
     check_flat({op, "hints"}, hints.view(-1), at::kInt, 2 * tensors, device);
     check_flat({op, "tally"}, tally, at::kLong, 4, device);
     for (int64_t i = 0; i < tensors; ++i) {

@@ -56,6 +56,17 @@ inline void check_length(const Name& name, size_t length, size_t tensors) {
                     " are needed, one per tensor");
 }
 
+// Refuses what is not one number of float32's range, at least `low`, per tensor.
+inline void check_numbers(const Name& name, at::ArrayRef<double> values, size_t tensors,
+                          double low = -std::numeric_limits<float>::max()) {
+  check_length(name, values.size(), tensors);
+  for (size_t i = 0; i < values.size(); ++i) {
+    TORCH_CHECK_VALUE(low <= values[i] && values[i] <= std::numeric_limits<float>::max(),
+                      Name{name.op, name.argument, static_cast<int64_t>(i)}.str(), " = ", values[i],
+                      "; a finite number of float32", low < 0 ? "" : " that is >= 0", " is needed");
+  }
+}
+
 // Checks every tensor and returns where each starts when all are laid one after another; the total comes last.
 inline std::vector<int64_t> offsets_of(const char* op, const char* argument, at::TensorList tensors,
                                        at::Device device = at::kCPU) {

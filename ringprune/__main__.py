@@ -4,7 +4,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ringprune import doctor
+from ringprune import bench, doctor
 
 __all__ = ["main"]
 
@@ -12,6 +12,7 @@ EXAMPLES = """\
 examples:
   ringprune doctor                what is built and found, and the command that mends what is missing
   ringprune doctor --json -       the same for programs
+  ringprune bench select          what finding the most important entries costs
 """
 
 
@@ -41,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     doctor.add_command(commands)
+    bench.add_command(commands)
     return parser
 
 

@@ -20,15 +20,18 @@ at::Tensor accumulate(at::TensorList grads, const at::Tensor& residual, const st
   int64_t* found = nonfinite.mutable_data_ptr<int64_t>();
   const Loops& loop = loops();
   at::parallel_for(0, offsets.back(), kGrain, [&](int64_t begin, int64_t end) {
-    std::array<float, kBlock> room;
+    Rooms rooms;
     for_each_run(offsets, begin, end, [&](int64_t tensor, int64_t lo, int64_t hi) {
       const auto accumulate_run = loop.accumulate[bucket.correction(tensor)];
       int64_t count = 0;
-      for (int64_t at = lo; at < hi; at += kBlock) {
-        count += accumulate_run(bucket.run(loop, tensor, at, std::min(kBlock, hi - at), room.data()));
-      }
+      for_each_block(lo, hi, [&](int64_t at, int64_t entries) {
+        const Run run = bucket.run(loop, tensor, at, entries, rooms);
+        count += accumulate_run(run);
+        bucket.store(loop, run, at);
+      });
       if (count) std::atomic_ref(found[tensor]) += count;
     });
+    bucket.finish(loop);
   });
   given.mark();
   return nonfinite;

@@ -32,40 +32,37 @@ class Pass {
     alignas(64) std::array<uint32_t, kBlock> keys;
     Rooms rooms;
     int64_t nonfinite = 0;
-    for (int64_t lo = part.lo; lo < part.hi; lo += kBlock) {
-      const int64_t count = std::min(kBlock, part.hi - lo);
-      nonfinite += accumulate_keys(run(part.tensor, lo, count, rooms), keys.data());
+    for_each_block(part.lo, part.hi, [&](int64_t lo, int64_t count) {
+      const Run next = run(part.tensor, lo, count, rooms);
+      nonfinite += accumulate_keys(next, keys.data());
+      bucket_.store(loop, next, lo);
       part.add(loop, keys.data(), count, lo);
-    }
+    });
+    bucket_.finish(loop);
     return nonfinite;
   }
 
   // The keys that accumulate() is going to find; nothing is written but them.
   void look_ahead(int64_t tensor, int64_t lo, int64_t count, uint32_t* keys) const {
     Rooms rooms;
-    std::array<float, kBlock> residual;
-    std::array<float, kBlock> velocity;
     Run ahead = run(tensor, lo, count, rooms);
-    ahead.residual_out = residual.data();
-    ahead.velocity_out = velocity.data();
+    ahead.residual_out = rooms.residual.data();
+    ahead.velocity_out = rooms.velocity.data();
     loops().accumulate_keys[bucket_.correction(tensor)][score_](ahead, keys);
   }
 
   // The keys that accumulate() has found.
   void look_back(int64_t tensor, int64_t lo, int64_t count, uint32_t* keys) const {
     Rooms rooms;
-    loops().keys[score_](run(tensor, lo, count, rooms), keys);
+    Run back = run(tensor, lo, count, rooms);
+    back.residual_out = bucket_.residual_out(lo);
+    loops().keys[score_](back, keys);
   }
 
  private:
-  struct Rooms {
-    std::array<float, kBlock> grad;
-    std::array<float, kBlock> weight;
-  };
-
   Run run(int64_t tensor, int64_t lo, int64_t count, Rooms& rooms) const {
     const Loops& loop = loops();
-    Run run = bucket_.run(loop, tensor, lo, count, rooms.grad.data());
+    Run run = bucket_.run(loop, tensor, lo, count, rooms);
     run.weight = weights_[tensor].at(loop, lo - offsets_[tensor], count, rooms.weight.data());
     run.parameter = static_cast<float>(parameters_[tensor]);
     return run;

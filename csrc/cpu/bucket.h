@@ -42,6 +42,14 @@ inline ScoreNumber number_of(Magnitude) { return kMagnitude; }
 inline ScoreNumber number_of(Sum) { return kSum; }
 inline ScoreNumber number_of(Product) { return kProduct; }
 
+// What one thread needs besides: gradients and weights widened, and results on their way past the caches.
+struct Rooms {
+  alignas(64) std::array<float, kBlock> grad;
+  alignas(64) std::array<float, kBlock> weight;
+  alignas(64) std::array<float, kBlock> residual;
+  alignas(64) std::array<float, kBlock> velocity;
+};
+
 // The flat state of a bucket and what enters it; runs are made from here.
 class Bucket {
  public:
@@ -52,28 +60,42 @@ class Bucket {
         residual_(given.residual.const_data_ptr<float>()),
         velocity_(given.velocity ? given.velocity->const_data_ptr<float>() : nullptr),
         residual_out_(given.residual_out.mutable_data_ptr<float>()),
-        velocity_out_(given.velocity_out ? given.velocity_out->mutable_data_ptr<float>() : nullptr) {}
+        velocity_out_(given.velocity_out ? given.velocity_out->mutable_data_ptr<float>() : nullptr),
+        streams_(residual_out_ != residual_ && velocity_out_ != velocity_ && offsets.back() >= kStreamed) {}
 
   Correction correction(int64_t tensor) const {
     if (velocity_ == nullptr) return kNoMomentum;
     return given_.nesterov.get(tensor) ? kNesterov : kMomentum;
   }
 
-  // The run of flat positions [lo, lo + count) of a tensor; `room` holds widened gradients.
-  Run run(const Loops& loops, int64_t tensor, int64_t lo, int64_t count, float* room) const {
+  // The run of flat positions [lo, lo + count) of a tensor; its results are where they belong after store().
+  Run run(const Loops& loop, int64_t tensor, int64_t lo, int64_t count, Rooms& rooms) const {
     return {
-        grads_[tensor].at(loops, lo - offsets_[tensor], count, room),
+        grads_[tensor].at(loop, lo - offsets_[tensor], count, rooms.grad.data()),
         nullptr,
         residual_ + lo,
         velocity_ ? velocity_ + lo : nullptr,
-        residual_out_ + lo,
-        velocity_out_ ? velocity_out_ + lo : nullptr,
+        streams_ ? rooms.residual.data() : residual_out_ + lo,
+        streams_ ? rooms.velocity.data() : velocity_out_ + lo,
         count,
         static_cast<float>(given_.factors[tensor]),
         static_cast<float>(given_.momentum[tensor]),
         0.0f,
     };
   }
+
+  void store(const Loops& loop, const Run& run, int64_t lo) const {
+    if (!streams_) return;
+    loop.stream(run.residual_out, run.count, residual_out_ + lo);
+    if (velocity_) loop.stream(run.velocity_out, run.count, velocity_out_ + lo);
+  }
+
+  // Each thread calls this when its runs are stored.
+  void finish(const Loops& loop) const {
+    if (streams_) loop.fence();
+  }
+
+  float* residual_out(int64_t lo) const { return residual_out_ + lo; }
 
  private:
   at::IntArrayRef offsets_;
@@ -83,6 +105,7 @@ class Bucket {
   const float* velocity_;
   float* residual_out_;
   float* velocity_out_;
+  bool streams_;
 };
 
 }  // namespace ringprune

@@ -56,7 +56,7 @@ struct Histogram {
 // The part of a tensor that one task passes over, flat positions [lo, hi), and the candidates it found there.
 struct Part {
   // Fewer candidates than this are put in order as they are.
-  static constexpr int64_t kFew = 1024;
+  static constexpr int64_t kFew = 128;
   // With this hint nothing is collected.
   static constexpr uint32_t kNothing = 0xffffffffu;
 

@@ -7,24 +7,38 @@
 #include <atomic>
 #include <cmath>
 
-#include "../checks.h"
-#include "../tensors.h"
+#include "bucket.h"
 
 namespace ringprune {
 namespace {
 
 constexpr const char* kOp = "count_nonfinite";
 
-template <class scalar_t>
-int64_t count_one(const scalar_t* x, int64_t count) {
-  using wide_t = std::conditional_t<std::is_same_v<scalar_t, double>, double, float>;
+// Calls count(start, entries) for blocks of the tensor, on all threads, and adds what it returns.
+template <class Count>
+int64_t count_blocks(int64_t entries, const Count& count) {
   std::atomic<int64_t> total{0};
-  at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, entries, kGrain, [&](int64_t begin, int64_t end) {
     int64_t found = 0;
-    for (int64_t i = begin; i < end; ++i) found += !std::isfinite(static_cast<wide_t>(x[i]));
+    for_each_block(begin, end, [&](int64_t start, int64_t number) { found += count(start, number); });
     total += found;
   });
   return total;
+}
+
+int64_t count_one(const at::Tensor& tensor) {
+  if (tensor.scalar_type() == at::kDouble) {
+    const double* from = tensor.const_data_ptr<double>();
+    return count_blocks(tensor.numel(), [&](int64_t start, int64_t number) {
+      return std::count_if(from + start, from + start + number, [](double value) { return !std::isfinite(value); });
+    });
+  }
+  const Loops& loop = loops();
+  const Entries entries(tensor);
+  return count_blocks(tensor.numel(), [&](int64_t start, int64_t number) {
+    std::array<float, kBlock> room;
+    return loop.count_nonfinite(entries.at(loop, start, number, room.data()), number);
+  });
 }
 
 at::Tensor count_nonfinite(at::TensorList tensors) {
@@ -32,10 +46,8 @@ at::Tensor count_nonfinite(at::TensorList tensors) {
   at::Tensor counts = at::empty({static_cast<int64_t>(tensors.size())}, at::TensorOptions().dtype(at::kLong));
   int64_t* count = counts.mutable_data_ptr<int64_t>();
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const Name name{kOp, "tensors", static_cast<int64_t>(i)};
-    count[i] = with_dtype_or_double(name, tensors[i], [&](auto zero) {
-      return count_one(tensors[i].const_data_ptr<decltype(zero)>(), tensors[i].numel());
-    });
+    with_dtype_or_double({kOp, "tensors", static_cast<int64_t>(i)}, tensors[i], [](auto) {});  // for its check
+    count[i] = count_one(tensors[i]);
   }
   return counts;
 }

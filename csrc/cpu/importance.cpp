@@ -16,7 +16,7 @@ at::Tensor importance(const at::Tensor& residual, at::TensorList weights, std::s
   const std::vector<int64_t> offsets = offsets_of(kOp, "weights", weights);
   check_dtypes(kOp, "weights", weights);
   check_flat({kOp, "residual"}, residual, at::kFloat, offsets.back());
-  check_length({kOp, "parameters"}, parameters.size(), weights.size());
+  check_numbers({kOp, "parameters"}, parameters, weights.size(), 0.0);
   const Loops& loop = loops();
   const auto score_run = loop.scores[with_score(kOp, score, [](auto kind) { return number_of(kind); })];
 

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace ringprune {
@@ -16,6 +17,9 @@ enum ScoreNumber { kRatio, kMagnitude, kSum, kProduct, kScores };
 
 // How momentum enters the residual.
 enum Correction { kNoMomentum, kMomentum, kNesterov, kCorrections };
+
+// Entries from which on a tensor that is only written goes past the caches: it would not stay there.
+constexpr int64_t kStreamed = int64_t{1} << 22;
 
 // A run of at most kBlock entries of one tensor. Without momentum the velocities are not looked at. The outputs may
 // be the inputs: every entry is read before it is written.
@@ -49,7 +53,22 @@ struct Loops {
   void (*widen_half)(const void* from, int64_t count, float* to);
   void (*widen_bfloat16)(const void* from, int64_t count, float* to);
   int64_t (*count_nonfinite)(const float* from, int64_t count);
+  // The sum of squares of at most kBlock entries, by the tree of square_sum.cpp.
+  double (*square_sum)(const float* from, int64_t count);
+  // Copies past the caches, which saves reading what is overwritten; fence() makes it visible to other threads.
+  void (*stream)(const float* from, int64_t count, float* to);
+  void (*fence)();
 };
+
+// Calls body(lo, count) for [lo, hi) in blocks that end at multiples of kBlock.
+template <class Body>
+void for_each_block(int64_t lo, int64_t hi, const Body& body) {
+  while (lo < hi) {
+    const int64_t count = std::min(kBlock - lo % kBlock, hi - lo);
+    body(lo, count);
+    lo += count;
+  }
+}
 
 extern const Loops kPortableLoops;
 #if defined(__x86_64__)

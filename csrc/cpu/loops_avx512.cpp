@@ -7,9 +7,12 @@
 
 #include "../arithmetic.h"
 #include "loops.h"
+#include "tree_sum.h"
 
 #ifdef RINGPRUNE_X86
 #include <immintrin.h>
+
+#include <algorithm>
 
 // Only what follows is compiled for AVX-512: inline functions of the headers above may be shared with other files.
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,bmi,bmi2,lzcnt,popcnt")
@@ -46,6 +49,16 @@ void compress(const uint32_t* keys, const int32_t* positions, uint32_t least, in
     if (*keys >= least) *to++ = *positions;
   }
 }
+
+void stream(const float* from, int64_t count, float* to) {
+  const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) / sizeof(float) % kWidth);
+  int64_t i = std::min(count, (kWidth - offset) % kWidth);
+  std::memcpy(to, from, sizeof(float) * i);
+  for (; i + kWidth <= count; i += kWidth) _mm512_stream_ps(to + i, _mm512_loadu_ps(from + i));
+  std::memcpy(to + i, from + i, sizeof(float) * (count - i));
+}
+
+void fence() { _mm_sfence(); }
 
 }  // namespace
 }  // namespace ringprune::avx512

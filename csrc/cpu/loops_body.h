@@ -1,6 +1,6 @@
 // The loops, included once per instruction set by loops_<set>.cpp, which define before:
 //   RINGPRUNE_SET       namespace and name of the set
-//   at_least, compress  in that namespace, written for the set
+//   at_least, compress, stream, fence  in that namespace, written for the set
 //
 // Everything else is plain C++ that the compiler turns into vectors of the set's width.
 
@@ -84,6 +84,13 @@ int64_t count_nonfinite(const float* from, int64_t count) {
   return found;
 }
 
+double square_sum(const float* from, int64_t count) {
+  alignas(64) double sums[kBlock] = {};
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) sums[i] = static_cast<double>(from[i]) * static_cast<double>(from[i]);
+  return tree_sum(sums, count);
+}
+
 #define RINGPRUNE_FOR_SCORES(what) {what(Ratio), what(Magnitude), what(Sum), what(Product)}
 #define RINGPRUNE_PLAIN(Score) accumulate_keys<kNoMomentum, Score>
 #define RINGPRUNE_MOMENTUM(Score) accumulate_keys<kMomentum, Score>
@@ -105,6 +112,9 @@ constexpr Loops table(const char* name) {
       widen<c10::Half>,
       widen<c10::BFloat16>,
       count_nonfinite,
+      square_sum,
+      stream,
+      fence,
   };
 }
 

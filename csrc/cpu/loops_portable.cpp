@@ -7,6 +7,7 @@
 
 #include "../arithmetic.h"
 #include "loops.h"
+#include "tree_sum.h"
 
 #define RINGPRUNE_SET portable
 
@@ -25,6 +26,10 @@ void compress(const uint32_t* keys, const int32_t* positions, uint32_t least, in
     to += *keys >= least;
   }
 }
+
+void stream(const float* from, int64_t count, float* to) { std::memcpy(to, from, sizeof(float) * count); }
+
+void fence() {}
 
 }  // namespace
 }  // namespace ringprune::portable

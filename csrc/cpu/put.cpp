@@ -3,14 +3,12 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
-#include "../checks.h"
-#include "../tensors.h"
+#include "bucket.h"
 
 namespace ringprune {
 namespace {
 
 constexpr const char* kOp = "put";
-constexpr int64_t kBlock = 4096;  // entries cleared and written while they are in the first-level cache
 
 void put(at::TensorList outputs, const at::Tensor& indices, const at::Tensor& values) {
   const std::vector<int64_t> offsets = offsets_of(kOp, "outputs", outputs);
@@ -22,20 +20,28 @@ void put(at::TensorList outputs, const at::Tensor& indices, const at::Tensor& va
   const int32_t* index = indices.const_data_ptr<int32_t>();
   const int32_t* index_end = index + indices.numel();
   const float* value = values.const_data_ptr<float>();
+  const Loops& loop = loops();
   // Threads own runs of the outputs, not of the indices: each entry is cleared and written by the same thread.
   at::parallel_for(0, numel, kGrain, [&](int64_t begin, int64_t end) {
     for_each_run(offsets, begin, end, [&](int64_t tensor, int64_t lo, int64_t hi) {
       with_dtype({kOp, "outputs", tensor}, outputs[tensor], [&](auto zero) {
         using scalar_t = decltype(zero);
-        scalar_t* output = outputs[tensor].mutable_data_ptr<scalar_t>() + (lo - offsets[tensor]);
+        const bool streams = numel >= kStreamed && std::is_same_v<scalar_t, float>;
+        scalar_t* output = outputs[tensor].mutable_data_ptr<scalar_t>();
+        alignas(64) std::array<scalar_t, kBlock> room;
         const int32_t* i = std::lower_bound(index, index_end, lo);
-        for (int64_t block = lo; block < hi; block += kBlock) {
-          const int64_t block_end = std::min(block + kBlock, hi);
-          std::fill(output + (block - lo), output + (block_end - lo), zero);
-          for (; i != index_end && *i < block_end; ++i) output[*i - lo] = static_cast<scalar_t>(value[i - index]);
-        }
+        for_each_block(lo, hi, [&](int64_t at, int64_t entries) {
+          scalar_t* place = output + (at - offsets[tensor]);
+          scalar_t* to = streams ? room.data() : place;
+          std::fill(to, to + entries, zero);
+          for (; i != index_end && *i < at + entries; ++i) to[*i - at] = static_cast<scalar_t>(value[i - index]);
+          if constexpr (std::is_same_v<scalar_t, float>) {
+            if (streams) loop.stream(to, entries, place);
+          }
+        });
       });
     });
+    loop.fence();
   });
   for (const at::Tensor& output : outputs) mark_written(output);
 }

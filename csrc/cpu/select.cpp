@@ -35,11 +35,10 @@ at::Tensor select(const at::Tensor& scores, at::IntArrayRef offsets, at::IntArra
   selector.warm(source);
   selector.collect([&](Part& part) {
     alignas(64) std::array<uint32_t, kBlock> keys;
-    for (int64_t lo = part.lo; lo < part.hi; lo += kBlock) {
-      const int64_t count = std::min(kBlock, part.hi - lo);
+    for_each_block(part.lo, part.hi, [&](int64_t lo, int64_t count) {
       source.read(part.tensor, lo, count, keys.data());
       part.add(loops(), keys.data(), count, lo);
-    }
+    });
   });
   selector.finish(source, positions.mutable_data_ptr<int32_t>());
   return positions;

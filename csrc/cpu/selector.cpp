@@ -14,7 +14,7 @@ namespace {
 
 // Margins in 1024ths of the count: a hint is the key of rank margin * count, so that the next step finds enough.
 constexpr int64_t kUnit = 1024;
-constexpr int64_t kFirstMargin = 1638;   // 1.6
+constexpr int64_t kFirstMargin = 1434;   // 1.4
 constexpr int64_t kSteadyMargin = 1178;  // 1.15, where scores hardly change; below 1 where all of them grow
 constexpr int64_t kLeastMargin = 16;
 constexpr int64_t kMostMargin = 2560;  // 2.5
@@ -22,7 +22,18 @@ constexpr int32_t kPad = -1;
 // Candidates there is room for; beyond, a hint is no help.
 int64_t room_for(int64_t count) { return 3 * count + 4096; }
 
-int64_t margin_of(Hint hint) { return hint.margin ? hint.margin : kFirstMargin; }
+int64_t margin_of(Hint hint) {
+  return hint.margin > 0 ? std::clamp<int64_t>(hint.margin, kLeastMargin, kMostMargin) : kFirstMargin;
+}
+
+// The margin after a step at which a hint aimed at `rank` let `candidates` through. It rises at once to what would have
+// been needed, and falls slowly, for a miss costs more than some candidates - but quickly where all scores grow.
+int64_t next_margin(int64_t margin, int64_t rank, int64_t candidates) {
+  const int64_t needed = kSteadyMargin * rank / std::max<int64_t>(candidates, 1);
+  const int64_t excess = margin - needed;
+  const int64_t slower = excess > margin / 2 ? 16 : 64;
+  return std::clamp(excess > 0 ? margin - excess / slower : needed, kLeastMargin, kMostMargin);
+}
 
 // The rank a hint is aimed at; the root allows for chance where counts are small.
 int64_t rank_of(int64_t count, int64_t margin) {
@@ -34,12 +45,6 @@ std::vector<int64_t> range_of(size_t count) {
   std::vector<int64_t> numbers(count);
   std::iota(numbers.begin(), numbers.end(), 0);
   return numbers;
-}
-
-// Calls body(lo, count) for the blocks of flat positions [lo, hi).
-template <class Body>
-void for_each_block(int64_t lo, int64_t hi, const Body& body) {
-  for (; lo < hi; lo += kBlock) body(lo, std::min(kBlock, hi - lo));
 }
 
 // A key that somewhat more than `count` entries of [lo, hi) reach, judged by some of them; 1 where there are few.
@@ -111,7 +116,9 @@ Selector::Selector(c10::IntArrayRef offsets, c10::IntArrayRef counts, c10::IntAr
       found_(counts.size()),
       division_of_(counts.size(), &division_),
       division_(offsets, range_of(counts.size()), counts) {
-  for (size_t i = 0; i < keys_.size(); ++i) keys_[i] = counts[i] ? static_cast<uint32_t>(hints[i].key) : Part::kNothing;
+  for (size_t i = 0; i < keys_.size(); ++i) {
+    keys_[i] = counts[i] ? static_cast<uint32_t>(std::max(hints[i].key, 0)) : Part::kNothing;
+  }
 }
 
 void Selector::warm(const KeySource& ahead) {
@@ -147,7 +154,7 @@ void Selector::collect_again(const KeySource& source) {
     again.push_back(static_cast<int64_t>(i));
     ++(found == Fit::kMissed ? tally_.missed : tally_.overflowed);
     const int64_t margin = margin_of(hints_[i]);
-    const int64_t changed = found == Fit::kMissed ? std::max(kSteadyMargin, margin * 5 / 4) : margin / 2;
+    const int64_t changed = found == Fit::kMissed ? std::max(kSteadyMargin, margin * 5 / 4) : margin * 2 / 3;
     hints_[i].margin = static_cast<int32_t>(std::clamp(changed, kLeastMargin, kMostMargin));
   }
   if (again.empty()) return;
@@ -221,11 +228,9 @@ void Selector::resolve(int64_t tensor) {
   Hint& hint = hints_[tensor];
   int64_t margin = margin_of(hint);
   if (division_of_[tensor] == &division_ && hint.key > 1) {
-    // How far ranks moved since the hint was made decides how much margin the next one needs.
-    int64_t candidates = 1;
+    int64_t candidates = 0;
     for (const Part& part : parts) candidates += part.count;
-    const int64_t needed = kSteadyMargin * rank_of(counts_[tensor], margin) / candidates;
-    margin = std::clamp(std::max(margin - (margin - needed) / 8, needed), kLeastMargin, kMostMargin);
+    margin = next_margin(margin, rank_of(counts_[tensor], margin), candidates);
   }
   const int64_t rank = rank_of(counts_[tensor], margin);
   found_[tensor] = find_threshold(loops(), parts, counts_[tensor], rank);
@@ -259,16 +264,16 @@ void Selector::finish(const KeySource& source, int32_t* positions) {
       candidates += counts_[i];
     }
   }
+  // Few candidates are done before other threads would have started.
   const int64_t threads = candidates < kGrain ? 1 : at::get_num_threads();
   const auto share = [&](int64_t i) { return static_cast<int64_t>(order.size()) * i / threads; };
   at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = share(begin); i < share(end); ++i) resolve(order[i]);
   });
-  const auto write_part = [&](const Division& division) {
-    return [&](const Part& part) { write(division, part, positions); };
-  };
-  division_.for_each_part(write_part(division_));
-  if (second_) second_->for_each_part(write_part(*second_));
+  for (Division* division : {&division_, second_.get()}) {
+    if (division == nullptr) continue;
+    division->for_each_part([&](const Part& part) { write(*division, part, positions); }, threads > 1);
+  }
 }
 
 }  // namespace ringprune

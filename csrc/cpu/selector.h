@@ -48,10 +48,11 @@ class Division {
   // Args: where the bucket's tensors start, which of them to divide, and how many are selected of each.
   Division(c10::IntArrayRef offsets, c10::IntArrayRef tensors, c10::IntArrayRef counts);
 
-  // Calls visit(part) for every part, on all threads.
+  // Calls visit(part) for every part, on all threads or on this one.
   template <class Visit>
-  void for_each_part(const Visit& visit) {
-    at::parallel_for(0, static_cast<int64_t>(first_.size()) - 1, 1, [&](int64_t begin, int64_t end) {
+  void for_each_part(const Visit& visit, bool parallel = true) {
+    const auto tasks = static_cast<int64_t>(first_.size()) - 1;
+    at::parallel_for(0, tasks, parallel ? 1 : tasks, [&](int64_t begin, int64_t end) {
       for (int64_t i = first_[begin]; i < first_[end]; ++i) visit(parts_[i]);
     });
   }

@@ -1,6 +1,7 @@
 """Add corrected gradients to the residual: stage 1 of the exchange."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,28 +69,18 @@ def accumulate(
         ConfigurationError: a shape, device, length or number does not fit, or tensors share memory.
         ArgumentTypeError: a dtype does not fit.
     """
-    check_accumulation(
-        "accumulate",
-        grads,
-        residual,
-        velocity,
-        residual_out=residual_out,
-        velocity_out=velocity_out,
-        factors=factors,
-        momentum=momentum,
-        nesterov=nesterov,
-    )
-    nonfinite: Tensor = call(
-        _accumulate,
-        grads,
-        residual,
-        velocity,
-        residual_out=residual_out,
-        velocity_out=velocity_out,
-        factors=factors,
-        momentum=momentum,
-        nesterov=nesterov,
-    )
+    state: dict[str, Any] = {
+        "residual_out": residual_out,
+        "velocity_out": velocity_out,
+        "factors": factors,
+        "momentum": momentum,
+        "nesterov": nesterov,
+    }
+
+    def check() -> None:
+        check_accumulation("accumulate", grads, residual, velocity, **state)
+
+    nonfinite: Tensor = call(_accumulate, check, grads, residual, velocity, **state)
     return nonfinite
 
 

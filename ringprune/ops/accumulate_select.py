@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -101,40 +102,26 @@ def accumulate_select(
         ConfigurationError: a shape, device, length or number does not fit, or tensors share memory.
         ArgumentTypeError: a dtype does not fit.
     """
-    op = "accumulate_select"
-    check_accumulation(
-        op,
-        grads,
-        residual,
-        velocity,
-        residual_out=residual_out,
-        velocity_out=velocity_out,
-        factors=factors,
-        momentum=momentum,
-        nesterov=nesterov,
-    )
-    check_positions(op, residual.numel())
-    check_tensors(op, "weights", weights, FLOATS, device=residual.device, numel=residual.numel())
-    for i, (weight, grad) in enumerate(zip(weights, grads, strict=False)):
-        if weight.numel() != grad.numel():
-            raise ConfigurationError(f"{op}: weights[{i}] has {weight.numel()} entries, grads[{i}] {grad.numel()}")
-    check_length(op, "weights", weights, len(grads))
-    check_score(op, score)
-    check_numbers(op, "parameters", parameters, len(grads), low=0.0)
-    check_counts(op, counts, [grad.numel() for grad in grads])
-    check_flat(op, "hints.keys", hints.keys.view(-1), torch.int32, device=residual.device, numel=2 * len(grads))
-    check_flat(op, "hints.tally", hints.tally, torch.int64, device=residual.device, numel=len(TALLY))
+    state: dict[str, Any] = {
+        "residual_out": residual_out,
+        "velocity_out": velocity_out,
+        "factors": factors,
+        "momentum": momentum,
+        "nesterov": nesterov,
+    }
+
+    def check() -> None:
+        check_accumulation("accumulate_select", grads, residual, velocity, **state)
+        _check_selection(grads, residual, weights, score, parameters, counts, hints)
+
     positions, nonfinite = call(
         _accumulate_select,
+        check,
         grads,
         residual,
         velocity,
         weights,
-        residual_out=residual_out,
-        velocity_out=velocity_out,
-        factors=factors,
-        momentum=momentum,
-        nesterov=nesterov,
+        **state,
         score=score,
         parameters=parameters,
         counts=counts,
@@ -142,6 +129,30 @@ def accumulate_select(
         tally=hints.tally,
     )
     return positions, nonfinite
+
+
+def _check_selection(
+    grads: Sequence[Tensor],
+    residual: Tensor,
+    weights: Sequence[Tensor],
+    score: str,
+    parameters: Sequence[float],
+    counts: Sequence[int],
+    hints: Hints,
+) -> None:
+    """Refuse what does not fit the tensors that are accumulated."""
+    op, device = "accumulate_select", residual.device
+    check_positions(op, residual.numel())
+    check_tensors(op, "weights", weights, FLOATS, device=device, numel=residual.numel())
+    for i, (weight, grad) in enumerate(zip(weights, grads, strict=False)):
+        if weight.numel() != grad.numel():
+            raise ConfigurationError(f"{op}: weights[{i}] has {weight.numel()} entries, grads[{i}] {grad.numel()}")
+    check_length(op, "weights", weights, len(grads))
+    check_score(op, score)
+    check_numbers(op, "parameters", parameters, len(grads), low=0.0)
+    check_counts(op, counts, [grad.numel() for grad in grads])
+    check_flat(op, "hints.keys", hints.keys.view(-1), torch.int32, device=device, numel=2 * len(grads))
+    check_flat(op, "hints.tally", hints.tally, torch.int64, device=device, numel=len(TALLY))
 
 
 def accumulate_select_reference(

@@ -26,10 +26,13 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> Tensor:
         ConfigurationError: a tensor is not contiguous or on another device than the first.
         ArgumentTypeError: a dtype does not fit.
     """
-    check_tensors("count_nonfinite", "tensors", tensors, FLOATS_AND_DOUBLE)
-    if not tensors:  # the dispatcher needs a tensor to find the kernel
+
+    def check() -> None:
+        check_tensors("count_nonfinite", "tensors", tensors, FLOATS_AND_DOUBLE)
+
+    if isinstance(tensors, (list, tuple)) and not tensors:  # the dispatcher needs a tensor to find the kernel
         return torch.empty(0, dtype=torch.int64)
-    counts: Tensor = call(_count_nonfinite, tensors)
+    counts: Tensor = call(_count_nonfinite, check, tensors)
     return counts
 
 

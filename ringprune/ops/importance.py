@@ -46,11 +46,14 @@ def importance(residual: Tensor, weights: Sequence[Tensor], *, score: str, param
         ConfigurationError: a shape, device, length, number or the name does not fit.
         ArgumentTypeError: a dtype does not fit.
     """
-    check_flat("importance", "residual", residual, torch.float32)
-    check_tensors("importance", "weights", weights, FLOATS, device=residual.device, numel=residual.numel())
-    check_score("importance", score)
-    check_numbers("importance", "parameters", parameters, len(weights), low=0.0)
-    scores: Tensor = call(_importance, residual, weights, score=score, parameters=parameters)
+
+    def check() -> None:
+        check_flat("importance", "residual", residual, torch.float32)
+        check_tensors("importance", "weights", weights, FLOATS, device=residual.device, numel=residual.numel())
+        check_score("importance", score)
+        check_numbers("importance", "parameters", parameters, len(weights), low=0.0)
+
+    scores: Tensor = call(_importance, check, residual, weights, score=score, parameters=parameters)
     return scores
 
 

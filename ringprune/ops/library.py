@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import torch
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ringprune.errors import ArgumentTypeError, ConfigurationError, NativeLibraryError, RingPruneError
 
@@ -79,22 +80,47 @@ def define(schema: str, reference: Callable[..., Any], fake: Callable[..., Any])
     return op
 
 
-def call(op: OpOverload, *args: object, **kwargs: object) -> Any:
+def call(op: OpOverload, check: Callable[[], None], first: object, *args: object, **kwargs: object) -> Any:
     """Call ``op`` outside of autograd, with the errors of its kernel as ours.
 
+    The compiled kernels check their arguments themselves. In front of them ``check`` would cost more than a small
+    bucket's work, so there it is asked only after a refusal, for it knows Python's types and names arguments better.
+
+    Args:
+        op: what :func:`define` returned.
+        check: refuses arguments that do not fit.
+        first: the op's first argument; the tensor, or the first of the tensors, tells whose kernel is going to run.
+        args: the op's other arguments.
+        kwargs: the op's named arguments.
+
     Raises:
-        ConfigurationError: the kernel refused a value.
-        ArgumentTypeError: the kernel refused a type.
+        ConfigurationError: a value was refused.
+        ArgumentTypeError: a type was refused.
     """
+    compiled = _is_compiled(op, first)
+    if not compiled:
+        check()
     try:
         with torch.no_grad():
-            return op(*args, **kwargs)
+            return op(first, *args, **kwargs)
     except RingPruneError:
         raise
-    except ValueError as error:
-        raise ConfigurationError(str(error)) from None
-    except TypeError as error:
-        raise ArgumentTypeError(str(error)) from None
+    except (TypeError, ValueError, RuntimeError) as error:
+        if compiled:
+            check()
+        if isinstance(error, ValueError):
+            raise ConfigurationError(str(error)) from None
+        if isinstance(error, TypeError):
+            raise ArgumentTypeError(str(error)) from None
+        raise
+
+
+def _is_compiled(op: OpOverload, first: object) -> bool:
+    """Whether a compiled kernel is going to run, rather than a reference or a fake one."""
+    tensor = first[0] if isinstance(first, list) and first else first
+    if _PATH is None or not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
+        return False
+    return tensor.is_cpu or (tensor.is_cuda and _has_kernel(op._schema.name.removeprefix("ringprune::"), "CUDA"))
 
 
 def _has_kernel(name: str, key: str) -> bool:

@@ -27,11 +27,14 @@ def put(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:
         ConfigurationError: a shape, device or an index does not fit; nothing has been written.
         ArgumentTypeError: a dtype does not fit; nothing has been written.
     """
-    check_flat("put", "indices", indices, torch.int32)
-    check_flat("put", "values", values, torch.float32, device=indices.device, numel=indices.numel())
-    check_tensors("put", "outputs", outputs, FLOATS, device=indices.device)
-    check_positions("put", sum(output.numel() for output in outputs))
-    call(_put, outputs, indices, values)
+
+    def check() -> None:
+        check_flat("put", "indices", indices, torch.int32)
+        check_flat("put", "values", values, torch.float32, device=indices.device, numel=indices.numel())
+        check_tensors("put", "outputs", outputs, FLOATS, device=indices.device)
+        check_positions("put", sum(output.numel() for output in outputs))
+
+    call(_put, check, outputs, indices, values)
 
 
 def put_reference(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:

@@ -37,11 +37,14 @@ def select(scores: Tensor, offsets: Sequence[int], counts: Sequence[int]) -> Ten
         ConfigurationError: a shape, the offsets or a count do not fit.
         ArgumentTypeError: a dtype does not fit.
     """
-    check_flat("select", "scores", scores, torch.float32)
-    check_positions("select", scores.numel())
-    check_offsets("select", offsets, scores.numel())
-    check_counts("select", counts, [end - start for start, end in pairwise(offsets)])
-    positions: Tensor = call(_select, scores, offsets, counts)
+
+    def check() -> None:
+        check_flat("select", "scores", scores, torch.float32)
+        check_positions("select", scores.numel())
+        check_offsets("select", offsets, scores.numel())
+        check_counts("select", counts, [end - start for start, end in pairwise(offsets)])
+
+    positions: Tensor = call(_select, check, scores, offsets, counts)
     return positions
 
 

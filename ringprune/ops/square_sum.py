@@ -29,10 +29,13 @@ def square_sum(tensors: Sequence[Tensor]) -> Tensor:
         ConfigurationError: a tensor is not contiguous or on another device than the first.
         ArgumentTypeError: a dtype does not fit.
     """
-    check_tensors("square_sum", "tensors", tensors, FLOATS_AND_DOUBLE)
-    if not tensors:  # the dispatcher needs a tensor to find the kernel
+
+    def check() -> None:
+        check_tensors("square_sum", "tensors", tensors, FLOATS_AND_DOUBLE)
+
+    if isinstance(tensors, (list, tuple)) and not tensors:  # the dispatcher needs a tensor to find the kernel
         return torch.empty(0, dtype=torch.float64)
-    sums: Tensor = call(_square_sum, tensors)
+    sums: Tensor = call(_square_sum, check, tensors)
     return sums
 
 

@@ -33,14 +33,17 @@ def take(residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Se
         ConfigurationError: a shape, device, the offsets or an index do not fit; nothing has been written.
         ArgumentTypeError: a dtype does not fit; nothing has been written.
     """
-    check_flat("take", "residual", residual, torch.float32)
-    device, numel = residual.device, residual.numel()
-    if velocity is not None:
-        check_flat("take", "velocity", velocity, torch.float32, device=device, numel=numel)
-    check_flat("take", "indices", indices, torch.int32, device=device)
-    check_positions("take", numel)
-    check_offsets("take", offsets, numel)
-    values: Tensor = call(_take, residual, velocity, indices, offsets)
+
+    def check() -> None:
+        check_flat("take", "residual", residual, torch.float32)
+        device, numel = residual.device, residual.numel()
+        if velocity is not None:
+            check_flat("take", "velocity", velocity, torch.float32, device=device, numel=numel)
+        check_flat("take", "indices", indices, torch.int32, device=device)
+        check_positions("take", numel)
+        check_offsets("take", offsets, numel)
+
+    values: Tensor = call(_take, check, residual, velocity, indices, offsets)
     return values
 
 

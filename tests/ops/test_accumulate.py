@@ -157,7 +157,7 @@ BAD_PYTHON_TYPES: list[BadCase] = [
     ({"grads": [torch.ones(2), None, torch.ones(3)]}, r"grads\[1\] is a NoneType"),
     ({"factors": torch.ones(3)}, "factors is a Tensor"),
     ({"factors": [1.0, "2", 1.0]}, r"factors\[1\] is a str"),
-    ({"nesterov": [True, 1, False]}, r"nesterov\[1\] is a int; a bool"),
+    ({"nesterov": [True, "no", False]}, r"nesterov\[1\] is a str; a bool"),
 ]
 
 

@@ -175,6 +175,29 @@ def test_large_buckets_over_many_steps(backend: Backend, density: float, dtype: 
     assert hints.counts()["tensors"] == 8 * len(numels)
 
 
+@pytest.mark.parametrize("with_velocity", [True, False])
+def test_results_that_go_past_the_caches(backend: Backend, with_velocity: bool) -> None:
+    """From about four million entries on, outputs apart from the inputs are written past the caches."""
+    generator = torch.Generator().manual_seed(0)
+    numels = [1_000_003, 2, 61, 0, 3_300_001]
+    state = torch.randn(sum(numels), generator=generator)
+    step = Step(
+        [torch.randn(n, generator=generator) for n in numels],
+        [torch.randn(n, generator=generator) for n in numels],
+        state,
+        state.flip(0) if with_velocity else None,
+        [n // 100 for n in numels],
+    )
+    apart = step.run(backend, forgetful(backend, len(numels)))
+    in_place = step.run(backend, forgetful(backend, len(numels)), in_place=True)
+    for got, wanted in zip(apart, in_place, strict=True):
+        assert (got is None) == (wanted is None)
+        if wanted is not None:
+            assert_same_bits(got, wanted)
+    numbers = (step.factors, step.momentum, step.nesterov)
+    assert_same_bits(apart[1], accumulated(step.grads, step.residual, step.velocity, *numbers)[0])
+
+
 @pytest.mark.parametrize("jump", [1e-3, 0.5, 3.0, 1e3])
 def test_hints_that_do_not_fit_cost_a_read_and_no_entry(backend: Backend, jump: float) -> None:
     """Gradients grow or shrink from one step to the next, so that hints are far too low or far too high."""

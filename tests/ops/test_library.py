@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ringprune
 from ringprune import ops
@@ -161,9 +162,29 @@ def test_call_turns_errors_of_kernels_into_ours() -> None:
 
     for raised, ours in ((ValueError("v"), ConfigurationError), (TypeError("t"), ringprune.errors.ArgumentTypeError)):
         with pytest.raises(ours, match=str(raised)):
-            library.call(refuse, raised)
+            library.call(refuse, lambda: None, raised)
     with pytest.raises(RuntimeError, match="no fault of the arguments"):
-        library.call(refuse, RuntimeError("no fault of the arguments"))
+        library.call(refuse, lambda: None, RuntimeError("no fault of the arguments"))
+
+
+@pytest.mark.usefixtures("native")
+def test_checks_come_first_only_where_no_compiled_kernel_makes_them() -> None:
+    """Python's checks cost more than a small bucket's work, and know better names: they are asked after a refusal."""
+    asked = []
+
+    def accept(tensor: torch.Tensor) -> None:
+        if tensor.dim() > 1:
+            raise ValueError("the kernel's words")
+
+    op = torch.ops.ringprune.square_sum.default
+    assert library._is_compiled(op, torch.ones(1))
+    library.call(accept, lambda: asked.append("compiled"), torch.ones(1))
+    assert asked == []
+    with pytest.raises(ConfigurationError, match="the kernel's words"):
+        library.call(accept, lambda: asked.append("refused"), torch.ones(1, 1))
+    assert asked == ["refused"]
+    library.call(accept, lambda: asked.append("fake"), FakeTensorMode().from_tensor(torch.ones(1)))
+    assert asked == ["refused", "fake"]
 
 
 @pytest.mark.slow

@@ -84,6 +84,18 @@ def test_thread_count_changes_nothing(backend: Backend, threads: Callable[[int],
         assert_same_bits(torch.cat(outputs).cpu(), expected)
 
 
+def test_large_outputs_go_past_the_caches(backend: Backend) -> None:
+    """From about four million entries on; tensors start anywhere in a cache line."""
+    numels, dtypes = [1_000_003, 7, 0, 3_300_001, 1_000], [torch.float32, torch.float32, torch.float32] * 2
+    dtypes[4] = torch.bfloat16
+    indices = torch.arange(0, sum(numels), 31, dtype=torch.int32)
+    outputs = [torch.ones(n, dtype=d, device=backend.device) for n, d in zip(numels, dtypes, strict=False)]
+    backend.op("put")(outputs, indices.to(backend.device), torch.full((len(indices),), 2.0, device=backend.device))
+    expected = torch.zeros(sum(numels))
+    expected[indices] = 2.0
+    assert_same_bits(torch.cat([output.float() for output in outputs]).cpu(), expected)
+
+
 BAD_INDICES: list[tuple[list[int], str]] = [
     ([-1, 2], r"indices\[0\] = -1 is not in \[0, 5\)"),
     ([0, 5], r"indices\[1\] = 5 is not in \[0, 5\)"),

@@ -1,0 +1,191 @@
+"""``ringprune bench select``: its options, and what it prints."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ringprune import ops
+from ringprune.bench import machine, table
+from ringprune.bench.bucket import Case
+from ringprune.bench.measure import DENSITIES, SIZES, Budget, cases, measure
+from ringprune.errors import ConfigurationError, RingPruneError
+
+__all__ = ["add_command"]
+
+CASES = ("flat", "cold", "resnet50")
+
+REFERENCE = "the torch reference computes, not compiled kernels: these figures say nothing about RingPrune's speed"
+
+DESCRIPTION = """\
+Measures what finding the most important entries of gradients costs on this machine: the fused step of RingPrune
+against the same pass over memory without selection, against torch.topk, and against the sampled threshold of Deep
+Gradient Compression. All of them take turns on the same data, after 12 steps of training with error feedback.
+
+  flat      one tensor, at every size and density
+  cold      the same at 1 %, with nothing remembered of the step before
+  resnet50  the 161 tensors of ResNet-50 as one bucket, at every density; also what the optimizer adds to a step
+"""
+EPILOG = """\
+examples:
+  ringprune bench select                                     everything, on all cores: some 4 minutes on 2 that are idle
+  ringprune bench select --cases flat --sizes 1e6 1e7 --densities 0.01 --threads 1
+  ringprune bench select --quick --json -                    seconds, to see that it works: not figures to quote
+
+A time counts only if the process waited for a CPU for less than 3 % of it, for machines are shared; medians of those
+are shown. Compare ratios between machines and days; times only within a run. docs/benchmarks.md says what they mean.
+"""
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add ``select`` to ``ringprune bench``."""
+    parser = commands.add_parser(
+        "select",
+        help="what finding the most important entries costs",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute; cpu")
+    parser.add_argument("--threads", type=_whole, metavar="N", help="CPU threads; as many as there are cores")
+    parser.add_argument("--cases", nargs="+", choices=CASES, metavar="CASE", help="which of them; all")
+    parser.add_argument(
+        "--sizes", nargs="+", type=_size, metavar="N", help="entries of flat and cold; 1e5 1e6 1e7 2.5e7"
+    )
+    parser.add_argument(
+        "--densities", nargs="+", type=_density, metavar="D", help="shares selected; 0.001 0.01 0.05 (cold: 0.01)"
+    )
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--repetitions", type=_whole, metavar="N", help="repetitions of each case, slow calls too")
+    length.add_argument("--seconds", type=_seconds, metavar="S", help="seconds of repetitions in each case; 6")
+    length.add_argument("--quick", action="store_true", help="1e5 entries at 1 %%, 5 repetitions, no resnet50")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, gradients and order; 0")
+    parser.add_argument(
+        "--allow-reference", action="store_true", help="measure even where the ops run in torch, not compiled"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the rows to FILE for programs; - is standard output")
+    parser.set_defaults(run=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        rows = _rows(options)
+    except RingPruneError as error:
+        print(f"ringprune bench select: {error}", file=sys.stderr)
+        return 2
+    text = json.dumps(rows, indent=1)
+    if options.json == "-":
+        print(text)
+    elif options.json:
+        Path(options.json).write_text(text + "\n")
+    return 0 if all(row["exact"] for row in rows) else 1
+
+
+def _rows(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure, and show the table unless standard output belongs to a program."""
+    device = _device(options)
+    torch.set_num_threads(options.threads or machine.cores())
+    people = options.json != "-"
+    if people:
+        print(machine.describe(device), end="\n\n", flush=True)
+    same = {"device": device.type, "threads": torch.get_num_threads()} | machine.facts(device)
+    rows = []
+    try:
+        for row in _measured(_cases(options), device, options, same):
+            rows.append(row)
+    except KeyboardInterrupt:
+        print("stopped: these are the cases that were done", file=sys.stderr)
+    if people and rows:
+        table.show(rows)
+    return rows
+
+
+def _measured(
+    chosen: list[Case], device: torch.device, options: argparse.Namespace, same: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    with table.bar(len(chosen)) as move:
+        for number, case in enumerate(chosen):
+            what = {"case": case.name, "n": case.numel, "density": case.density}
+            show = partial(move, str(case), number)
+            yield what | same | measure(case, device, _budget(options), options.seed, show)
+
+
+def _cases(options: argparse.Namespace) -> list[Case]:
+    quick = options.quick
+    names = options.cases or (("flat", "cold") if quick else CASES)
+    sizes = options.sizes or (SIZES[:1] if quick else SIZES)
+    return list(cases(names, sizes, options.densities or ((0.01,) if quick else DENSITIES)))
+
+
+def _budget(options: argparse.Namespace) -> Budget:
+    if options.quick:
+        return Budget(repetitions=5, memory=4_000_000)
+    default = Budget()
+    return replace(default, repetitions=options.repetitions, seconds=options.seconds or default.seconds)
+
+
+def _device(options: argparse.Namespace) -> torch.device:
+    """Where to compute.
+
+    Raises:
+        ConfigurationError: there is no such device, or figures from there would mislead.
+    """
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError("--device cuda: torch finds no CUDA device here")
+    compiled = ops.backend() == "native+cuda" if options.device == "cuda" else ops.backend() != "reference"
+    if not compiled and not options.allow_reference:
+        raise ConfigurationError(
+            f"no compiled {options.device} kernels are in use, the ops would run in torch and the figures mislead: see "
+            "ringprune doctor, or pass --allow-reference"
+        )
+    if not compiled:
+        print(f"{REFERENCE} ({options.device})", file=sys.stderr)
+    return torch.device(options.device)
+
+
+def _whole(text: str) -> int:
+    return _at_least_one(text, "a whole number of at least 1")
+
+
+def _size(text: str) -> int:
+    return _at_least_one(text, "a whole number of at least 1 and below 2**31, such as 1000000 or 1e6", 2**31)
+
+
+def _at_least_one(text: str, allowed: str, below: float = float("inf")) -> int:
+    number = _number(text, allowed)
+    if number != int(number) or not 1 <= number < below:
+        raise argparse.ArgumentTypeError(f"{text!r}: {allowed}")
+    return int(number)
+
+
+def _density(text: str) -> float:
+    allowed = "a number above 0 and at most 1, such as 0.01"
+    return _between(text, allowed, 1.0)
+
+
+def _seconds(text: str) -> float:
+    return _between(text, "a number above 0", 1e6)
+
+
+def _between(text: str, allowed: str, most: float) -> float:
+    number = _number(text, allowed)
+    if not 0 < number <= most:
+        raise argparse.ArgumentTypeError(f"{text!r}: {allowed}")
+    return number
+
+
+def _number(text: str, allowed: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r}: {allowed}")
+    return number
