@@ -145,7 +145,7 @@ __global__ void __launch_bounds__(kThreads) find_digit(Bucket bucket, Keys keys)
   for (int j = 0; j < kBinsEach; ++j) own += histogram[kBins - 1 - threadIdx.x * kBinsEach - j];
   const uint32_t before = block_scan(own, total);
   const uint32_t rank = kFirst ? static_cast<uint32_t>(part.count) : progress.rank;
-  const uint32_t next = kFirst ? hint_rank(bucket, i) : 0u;
+  const uint32_t next = kFirst ? hint_rank(bucket, i, !source.slots) : 0u;
   locate(histogram, before, own, rank, threshold);
   if (kFirst) locate(histogram, before, own, next, hint);
   __syncthreads();

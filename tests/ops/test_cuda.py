@@ -91,7 +91,7 @@ def test_more_tensors_than_fit_into_one_upload(device_kernels: Backend) -> None:
     assert_same_bits(run(arguments, hints).cpu(), wanted)
 
 
-@pytest.mark.parametrize("key", [1, 2**31 - 1, -1, -(2**31), 0x3F800000])
+@pytest.mark.parametrize("key", [1, 2**31 - 1, 0x3F800000])
 def test_any_hint_is_only_a_hint(device_kernels: Backend, key: int) -> None:
     arguments = bucket(device_kernels.device, (70_001, 513), 0.01)
     hints = Hints.none(2, torch.device(device_kernels.device))
