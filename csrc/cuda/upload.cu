@@ -1,3 +1,5 @@
+// The upload of small tables: one kernel that writes its own arguments to memory.
+
 #include <algorithm>
 #include <cstring>
 
