@@ -6,7 +6,7 @@ ARGS ?=
 
 RUN = mpi_scripts/environment/run
 SOURCES = setup.py ringprune tests examples mpi_scripts
-CLANG_FORMAT = find csrc \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -exec $(RUN) clang-format
+CLANG_FORMAT = find csrc tests/ops/emulation \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -exec $(RUN) clang-format
 
 .DEFAULT_GOAL := help
 .PHONY: help environment demo test lint format bench docs clean distclean
