@@ -37,10 +37,10 @@ int64_t next_margin(int64_t margin, int64_t rank, int64_t candidates) {
   return std::max(needed, margin - std::max<int64_t>(0, margin - needed) / 32);
 }
 
-// The rank a hint is aimed at; the root allows for chance where counts are small.
+// The rank a hint is aimed at; the root allows for chance, which is large where ranks are small.
 int64_t rank_of(int64_t count, int64_t margin) {
-  const double enough = static_cast<double>(count) + 2.5 * std::sqrt(static_cast<double>(count)) + 5.0;
-  return static_cast<int64_t>(std::ceil(enough * static_cast<double>(margin) / kUnit));
+  const double aim = static_cast<double>(count) * static_cast<double>(margin) / kUnit;
+  return static_cast<int64_t>(std::ceil(aim + 3 * std::sqrt(aim) + 5));
 }
 
 std::vector<int64_t> range_of(size_t count) {
