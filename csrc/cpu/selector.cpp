@@ -7,41 +7,16 @@
 #include <numeric>
 
 #include "../arithmetic.h"
+#include "../margin.h"
 #include "../tensors.h"
 
 namespace ringprune {
 namespace {
 
-// Margins in 1024ths of the count: a hint is the key of rank margin * count, so that the next step finds enough.
-constexpr int64_t kUnit = 1024;
-constexpr int64_t kFirstMargin = 1434;   // 1.4
-constexpr int64_t kSteadyMargin = 1280;  // 1.25, where scores hardly change; below 1 where all of them grow
-constexpr int64_t kLeastMargin = 1;
-constexpr int64_t kMostMargin = 2560;  // 2.5
 constexpr int32_t kPad = -1;
+
 // Candidates there is room for; beyond, a hint is no help.
 int64_t room_for(int64_t count) { return 3 * count + 4096; }
-
-int64_t margin_of(Hint hint) {
-  return hint.margin > 0 ? std::clamp<int64_t>(hint.margin, kLeastMargin, kMostMargin) : kFirstMargin;
-}
-
-// The margin that would have served at a step at which a hint aimed at `rank` let `candidates` through.
-int64_t needed_margin(int64_t rank, int64_t candidates) {
-  return std::clamp(kSteadyMargin * rank / std::max<int64_t>(candidates, 1), kLeastMargin, kMostMargin);
-}
-
-// The margin after a step that went well: it rises at once and falls slowly, for a miss costs more than candidates do.
-int64_t next_margin(int64_t margin, int64_t rank, int64_t candidates) {
-  const int64_t needed = needed_margin(rank, candidates);
-  return std::max(needed, margin - std::max<int64_t>(0, margin - needed) / 32);
-}
-
-// The rank a hint is aimed at; the root allows for chance, which is large where ranks are small.
-int64_t rank_of(int64_t count, int64_t margin) {
-  const double aim = static_cast<double>(count) * static_cast<double>(margin) / kUnit;
-  return static_cast<int64_t>(std::ceil(aim + 3 * std::sqrt(aim) + 5));
-}
 
 std::vector<int64_t> range_of(size_t count) {
   std::vector<int64_t> numbers(count);
@@ -171,11 +146,9 @@ void Selector::collect_again(const KeySource& source) {
           sample(source, tensor, offsets_[tensor], offsets_[tensor + 1], counts_[tensor], keys_[tensor]);
       keys_[tensor] = seen.hint;
       Hint& hint = hints_[tensor];
-      const int64_t rank = rank_of(counts_[tensor], margin_of(hint));
-      const int64_t needed = needed_margin(rank, seen.reach);
-      // After an overflow half of the way, on a scale of ratios: what one step grew by is a poor forecast.
-      const auto halfway = static_cast<int64_t>(std::sqrt(static_cast<double>(needed * margin_of(hint))));
-      hint.margin = static_cast<int32_t>(std::max(needed, halfway));
+      const int64_t margin = margin_of(hint.margin);
+      const int64_t needed = needed_margin(rank_of(counts_[tensor], margin), seen.reach);
+      hint.margin = static_cast<int32_t>(mended_margin(margin, needed));
     }
   });
   second_ = std::make_unique<Division>(offsets_, again, counts_);
@@ -240,11 +213,11 @@ void Selector::resolve(int64_t tensor) {
   const c10::ArrayRef<Part> parts = division_of_[tensor]->of(tensor);
   const int64_t entries = offsets_[tensor + 1] - offsets_[tensor];
   Hint& hint = hints_[tensor];
-  int64_t margin = margin_of(hint);
+  int64_t margin = margin_of(hint.margin);
   if (division_of_[tensor] == &division_ && hint.key > 1) {
     int64_t candidates = 0;
     for (const Part& part : parts) candidates += part.count;
-    margin = next_margin(margin, rank_of(counts_[tensor], margin), candidates);
+    margin = next_margin(margin, needed_margin(rank_of(counts_[tensor], margin), candidates));
   }
   const int64_t rank = rank_of(counts_[tensor], margin);
   found_[tensor] = find_threshold(loops(), parts, counts_[tensor], rank);
