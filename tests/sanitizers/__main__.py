@@ -1,8 +1,10 @@
 """Builds the kernels with a sanitizer, and calls them with random arguments in a process that may die of it.
 
-    python -m tests.sanitizers address                    60 s under AddressSanitizer and UndefinedBehaviorSanitizer
-    python -m tests.sanitizers thread                     60 s of calls with several threads, under ThreadSanitizer
-    python -m tests.sanitizers address --seed 7 --rounds 1      the round that failed, once more
+The round that failed is played once more with its seed and ``--rounds 1``::
+
+python -m tests.sanitizers address                    60 s under AddressSanitizer and UndefinedBehaviorSanitizer
+python -m tests.sanitizers thread                     60 s of calls with several threads, under ThreadSanitizer
+python -m tests.sanitizers address --seed 7 --rounds 1      the round that failed, once more
 """
 
 import argparse

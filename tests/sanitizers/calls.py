@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from tests.ops.cases import assert_same_bits, bits
-from tests.sanitizers.values import FLOATS, Values
+from tests.sanitizers.values import FLOATS, STREAMED, Values
 
-__all__ = ["GENERATORS", "Arguments", "compare", "check_bits", "tensors_of"]
+__all__ = ["GENERATORS", "Arguments", "check_bits", "compare", "tensors_of"]
 
 Arguments: TypeAlias = dict[str, Any]
 SCORES = ("ratio", "magnitude", "sum", "product")
 REMEMBERED = ("hints", "tally")  # the references leave them alone
 
 
-def accumulate(values: Values, large: float) -> Iterator[Arguments]:
+def accumulate(values: Values, large: float, streamed: float = 0.02) -> Iterator[Arguments]:
     """Gradients, residual, velocity."""
     choice = values.choice
-    grads = _tensors(values, large)
+    grads = _tensors(values, large, streamed=streamed)
     count, numel = len(grads), sum(grad.numel() for grad in grads)
     residual = values.tensor(numel)
     velocity = values.tensor(numel) if choice.random() < 0.6 else None
@@ -43,7 +43,7 @@ def accumulate(values: Values, large: float) -> Iterator[Arguments]:
 def accumulate_select(values: Values, large: float) -> Iterator[Arguments]:
     """One to six steps that remember hints; scores grow and shrink, and hints are damaged, in between."""
     choice = values.choice
-    given = next(accumulate(values, large))
+    given = next(accumulate(values, large, 0.001))
     grads, residual, velocity = given["grads"], given["residual_out"], given["velocity_out"]
     numels = [grad.numel() for grad in grads]
     given |= {
@@ -99,7 +99,7 @@ def take(values: Values, large: float) -> Iterator[Arguments]:
 
 def put(values: Values, large: float) -> Iterator[Arguments]:
     """Outputs hold anything before."""
-    outputs = _tensors(values, large)
+    outputs = _tensors(values, large, streamed=0.02)
     indices = values.ascending(sum(output.numel() for output in outputs))
     yield {"outputs": outputs, "indices": indices, "values": values.tensor(indices.numel())}
 
@@ -121,10 +121,14 @@ GENERATORS: dict[str, Callable[[Values, float], Iterator[Arguments]]] = {
 }
 
 
-def _tensors(values: Values, large: float, dtypes: tuple[torch.dtype, ...] = FLOATS) -> list[Tensor]:
-    """One to six tensors of mixed dtypes."""
+def _tensors(
+    values: Values, large: float, dtypes: tuple[torch.dtype, ...] = FLOATS, streamed: float = 0.0
+) -> list[Tensor]:
+    """One to six tensors of mixed dtypes; with probability ``streamed`` so many entries that they pass the caches."""
     number = values.choice.randint(1, 6)
     sizes = [values.numel(large / number) for _ in range(number)]
+    if values.choice.random() < streamed:
+        sizes[0] = STREAMED + values.choice.randint(-1, 1000)
     return [values.tensor(n, values.choice.choice(dtypes), shaped=True) for n in sizes]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-__all__ = ["BORDERS", "FLOATS", "Values"]
+__all__ = ["BORDERS", "FLOATS", "STREAMED", "Values"]
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 BORDERS = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 511, 512, 513, 575, 1023, 1024, 1025, 4097)
@@ -54,8 +54,6 @@ class Values:
 
     def numel(self, large: float) -> int:
         """How many entries; with probability ``large`` so many that threads share them."""
-        if self.choice.random() < large / 200:
-            return STREAMED + self.choice.randint(-1, 1000)
         if self.choice.random() < large:
             return self.choice.randint(100_000, 300_000)
         if self.choice.random() < 0.6:
