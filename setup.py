@@ -26,7 +26,8 @@ It will work, slowly. To build the library: install torch first, then run, in Ri
     {REBUILD}
 {"*" * 100}
 """
-GPUS = "7.5;8.0;8.6;9.0+PTX"
+GPUS = "8.0;9.0;10.0+PTX"  # A100, H100 and H200, B200; what comes after them compiles the PTX when it is loaded
+GPUS_BEFORE_CUDA_12_8 = "8.0;9.0+PTX"
 CXX_FLAGS = ["-O3", "-g0", "-std=c++20", "-ffp-contract=off", "-fopenmp", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 NVCC_FLAGS = ["-O3", "-std=c++20", "-fmad=false", "-Xcompiler", "-ffp-contract=off,-fopenmp"]
 
@@ -55,7 +56,6 @@ def wants_cuda(mode: str, torch: ModuleType) -> bool:
     """Whether CUDA kernels are built: a matter of torch and toolkit, not of a GPU in this machine."""
     home = torch.utils.cpp_extension.CUDA_HOME
     lacking = {
-        "CUDA kernels in csrc/cuda": list(Path("csrc/cuda").glob("*.cu")),
         "a torch that is built for CUDA": torch.version.cuda,
         "a CUDA toolkit (nvcc, CUDA_HOME)": home,
     }
@@ -73,10 +73,10 @@ def native_library(torch: ModuleType, cuda: bool) -> Extension:
     make = torch.utils.cpp_extension.CppExtension
     if cuda:
         make = torch.utils.cpp_extension.CUDAExtension
-        sources += map(str, sorted(Path("csrc/cuda").glob("*.cu")))
+        sources += map(str, sorted([*Path("csrc/cuda").glob("*.cu"), *Path("csrc/cuda/host").glob("*.cpp")]))
         flags["nvcc"] = NVCC_FLAGS
-        if not torch.cuda.is_available():
-            os.environ.setdefault("TORCH_CUDA_ARCH_LIST", GPUS)
+        major, minor = map(int, torch.version.cuda.split(".")[:2])
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", GPUS if (major, minor) >= (12, 8) else GPUS_BEFORE_CUDA_12_8)
     return make("ringprune._native", sources, extra_compile_args=flags, extra_link_args=["-fopenmp"])
 
 

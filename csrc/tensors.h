@@ -66,4 +66,11 @@ inline void check_dtypes(const char* op, const char* argument, at::TensorList te
   }
 }
 
+// The same, and float64 is allowed too.
+inline void check_dtypes_or_double(const char* op, const char* argument, at::TensorList tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    with_dtype_or_double({op, argument, static_cast<int64_t>(i)}, tensors[i], [](auto) {});
+  }
+}
+
 }  // namespace ringprune

@@ -198,8 +198,10 @@ def _native(answer: dict[str, Any], torch: dict[str, Any]) -> list[Finding]:
     cpu = Finding("native CPU", has_cpu, build, "" if has_cpu else REBUILD)
     if has_cuda:
         return [cpu, Finding("native CUDA", True, "built")]
-    why = "this version has kernels for the CPU only" if torch.get("cuda") else "this torch has no CUDA"
-    return [cpu, Finding("native CUDA", False, f"not built; {why}")]
+    if torch.get("cuda"):
+        why = "operations on GPUs run in torch, slowly; nvcc (the CUDA toolkit) is needed to build it"
+        return [cpu, Finding("native CUDA", False, f"not built: {why}", f"RINGPRUNE_BUILD=cuda {REBUILD}")]
+    return [cpu, Finding("native CUDA", False, "not built: this torch has no CUDA")]
 
 
 def _numba(answer: dict[str, Any]) -> Finding:

@@ -85,7 +85,8 @@ def test_a_torch_with_cuda_and_a_library_without_is_told(monkeypatch: pytest.Mon
     cuda = {"version": "2.13.0", "cuda": "13.0", "devices": ["H200"]}
     found = findings(monkeypatch, torch=cuda)
     assert "H200" in found["torch"].found
-    assert found["native CUDA"].found == "not built; this version has kernels for the CPU only"
+    assert found["native CUDA"].found.startswith("not built: operations on GPUs run in torch, slowly")
+    assert "RINGPRUNE_BUILD=cuda pip install" in found["native CUDA"].mend
     both = findings(monkeypatch, torch=cuda, native={"backend": "native+cuda", "build": "built for torch 2.13.0"})
     assert both["native CUDA"].ok
 

@@ -213,7 +213,7 @@ def test_make_alone_lists_its_targets() -> None:
         assert f"make {target} " in done.stdout
 
 
-@pytest.mark.parametrize(("mode", "words"), [("gpu", "auto, cpu, cuda, none"), ("cuda", "CUDA")])
+@pytest.mark.parametrize(("mode", "words"), [("gpu", "auto, cpu, cuda, none"), ("cuda", "a CUDA toolkit")])
 def test_a_build_that_cannot_be_is_refused(mode: str, words: str) -> None:
     environment = {**os.environ, "RINGPRUNE_BUILD": mode, "CUDA_HOME": ""}
     command = [sys.executable, "-W", "ignore", "setup.py", "--version"]

@@ -57,13 +57,15 @@ struct Histogram {
 struct Part {
   // Fewer candidates than this are put in order as they are.
   static constexpr int64_t kFew = 128;
+  // A block more than there is room for, and what collect() writes beyond.
+  static constexpr int64_t kSlack = kBlock + 2 * kWord;
   // With this hint nothing is collected.
   static constexpr uint32_t kNothing = 0xffffffffu;
 
   int64_t tensor;
   int64_t lo;
   int64_t hi;
-  int64_t room;  // candidates it may hold; there is memory for kBlock more
+  int64_t room;  // candidates it may hold; there is memory for kSlack more
   uint32_t hint = kNothing;
   uint32_t* keys = nullptr;
   int32_t* positions = nullptr;
@@ -75,23 +77,16 @@ struct Part {
   // Adds those of the next `number` <= kBlock keys; keys[number ...] may be overwritten up to a multiple of 64.
   void add(const Loops& loop, uint32_t* next, int64_t number, int64_t position) {
     if (hint == kNothing || overflowed) return;
-    std::memset(next + number, 0, sizeof(uint32_t) * ((64 - number % 64) % 64));
-    int64_t found = count;
-    for (int64_t i = 0; i < number; i += 64) {
-      for (uint64_t mask = loop.at_least(next + i, hint); mask; mask &= mask - 1) {
-        const int64_t at = i + __builtin_ctzll(mask);
-        keys[found] = next[at];
-        positions[found++] = static_cast<int32_t>(position + at);
-      }
-    }
-    count = found;
+    std::memset(next + number, 0, sizeof(uint32_t) * ((kWord - number % kWord) % kWord));
+    const bool dense = count * kWord > 2 * (position - lo);  // as it has been so far
+    count += loop.collect(next, number, hint, static_cast<int32_t>(position), dense, keys + count, positions + count);
     overflowed = count > room;
   }
 
   // All candidates are there: pads the keys to a multiple of 64, and counts them while they are in the cache.
   void close() {
     if (hint == kNothing || overflowed) return;
-    std::memset(keys + count, 0, sizeof(uint32_t) * 64);
+    std::memset(keys + count, 0, sizeof(uint32_t) * kWord);
     if (count <= kFew) return;
     histogram->clear(hint);
     histogram->count(keys, count);

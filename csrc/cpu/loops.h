@@ -18,6 +18,9 @@ enum ScoreNumber { kRatio, kMagnitude, kSum, kProduct, kScores };
 // How momentum enters the residual.
 enum Correction { kNoMomentum, kMomentum, kNesterov, kCorrections };
 
+// Keys that are compared at a time, a bit for each.
+constexpr int64_t kWord = 64;
+
 // Entries from which on a tensor that is only written goes past the caches: it would not stay there.
 constexpr int64_t kStreamed = int64_t{1} << 22;
 
@@ -46,7 +49,11 @@ struct Loops {
   void (*keys[kScores])(const Run&, uint32_t* keys);
   void (*keys_of)(const float* scores, int64_t count, uint32_t* keys);
   void (*scores[kScores])(const Run&, float* scores);
-  // Bit i is set where keys[i] >= least, for i < 64; `least` is not 0.
+  // Writes the keys that are >= least, and base + their index; returns how many. Reads up to a multiple of kWord keys,
+  // and may write kWord entries beyond what it returns. Faster where `dense` tells whether two and more of kWord are.
+  int64_t (*collect)(const uint32_t* keys, int64_t count, uint32_t least, int32_t base, bool dense, uint32_t* to,
+                     int32_t* positions);
+  // Bit i is set where keys[i] >= least, for i < kWord; `least` is not 0.
   uint64_t (*at_least)(const uint32_t* keys, uint32_t least);
   // Writes positions[i] where keys[i] >= least, in order: `expected` of them, which the caller has counted.
   void (*compress)(const uint32_t* keys, const int32_t* positions, uint32_t least, int64_t expected, int32_t* to);

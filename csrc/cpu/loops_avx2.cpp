@@ -3,6 +3,7 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <bit>
 #include <cstring>
 
 #include "../arithmetic.h"

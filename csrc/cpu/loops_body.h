@@ -84,6 +84,36 @@ int64_t count_nonfinite(const float* from, int64_t count) {
   return found;
 }
 
+// Takes kAtOnce positions of every word, whether it has so many or not: where candidates are is not to be predicted,
+// and a wrong guess costs more than some idle instructions.
+template <int kAtOnce>
+int64_t find(const uint32_t* keys, int64_t count, uint32_t least, int32_t* positions) {
+  int64_t found = 0;
+  for (int64_t i = 0; i < count; i += kWord) {
+    uint64_t mask = at_least(keys + i, least);
+    const int number = std::popcount(mask);
+    int32_t* next = positions + found;
+    const auto take = [&] {
+      *next++ = static_cast<int32_t>(i) + std::countr_zero(mask);
+      mask &= mask - 1;
+    };
+    for (int j = 0; j < kAtOnce; ++j) take();
+    while (mask) take();
+    found += number;
+  }
+  return found;
+}
+
+int64_t collect(const uint32_t* keys, int64_t count, uint32_t least, int32_t base, bool dense, uint32_t* to,
+                int32_t* positions) {
+  const int64_t found = (dense ? find<8> : find<4>)(keys, count, least, positions);
+  for (int64_t i = 0; i < found; ++i) {
+    to[i] = keys[positions[i]];
+    positions[i] += base;
+  }
+  return found;
+}
+
 double square_sum(const float* from, int64_t count) {
   alignas(64) double sums[kBlock] = {};
 #pragma omp simd
@@ -107,6 +137,7 @@ constexpr Loops table(const char* name) {
       RINGPRUNE_FOR_SCORES(RINGPRUNE_KEYS),
       keys_of,
       RINGPRUNE_FOR_SCORES(RINGPRUNE_SCORES),
+      collect,
       at_least,
       compress,
       widen<c10::Half>,

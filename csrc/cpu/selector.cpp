@@ -15,8 +15,8 @@ namespace {
 // Margins in 1024ths of the count: a hint is the key of rank margin * count, so that the next step finds enough.
 constexpr int64_t kUnit = 1024;
 constexpr int64_t kFirstMargin = 1434;   // 1.4
-constexpr int64_t kSteadyMargin = 1178;  // 1.15, where scores hardly change; below 1 where all of them grow
-constexpr int64_t kLeastMargin = 16;
+constexpr int64_t kSteadyMargin = 1280;  // 1.25, where scores hardly change; below 1 where all of them grow
+constexpr int64_t kLeastMargin = 1;
 constexpr int64_t kMostMargin = 2560;  // 2.5
 constexpr int32_t kPad = -1;
 // Candidates there is room for; beyond, a hint is no help.
@@ -26,19 +26,21 @@ int64_t margin_of(Hint hint) {
   return hint.margin > 0 ? std::clamp<int64_t>(hint.margin, kLeastMargin, kMostMargin) : kFirstMargin;
 }
 
-// The margin after a step at which a hint aimed at `rank` let `candidates` through. It rises at once to what would have
-// been needed, and falls slowly, for a miss costs more than some candidates - but quickly where all scores grow.
-int64_t next_margin(int64_t margin, int64_t rank, int64_t candidates) {
-  const int64_t needed = kSteadyMargin * rank / std::max<int64_t>(candidates, 1);
-  const int64_t excess = margin - needed;
-  const int64_t slower = excess > margin / 2 ? 16 : 64;
-  return std::clamp(excess > 0 ? margin - excess / slower : needed, kLeastMargin, kMostMargin);
+// The margin that would have served at a step at which a hint aimed at `rank` let `candidates` through.
+int64_t needed_margin(int64_t rank, int64_t candidates) {
+  return std::clamp(kSteadyMargin * rank / std::max<int64_t>(candidates, 1), kLeastMargin, kMostMargin);
 }
 
-// The rank a hint is aimed at; the root allows for chance where counts are small.
+// The margin after a step that went well: it rises at once and falls slowly, for a miss costs more than candidates do.
+int64_t next_margin(int64_t margin, int64_t rank, int64_t candidates) {
+  const int64_t needed = needed_margin(rank, candidates);
+  return std::max(needed, margin - std::max<int64_t>(0, margin - needed) / 32);
+}
+
+// The rank a hint is aimed at; the root allows for chance, which is large where ranks are small.
 int64_t rank_of(int64_t count, int64_t margin) {
-  const double enough = static_cast<double>(count) + 2.5 * std::sqrt(static_cast<double>(count)) + 5.0;
-  return static_cast<int64_t>(std::ceil(enough * static_cast<double>(margin) / kUnit));
+  const double aim = static_cast<double>(count) * static_cast<double>(margin) / kUnit;
+  return static_cast<int64_t>(std::ceil(aim + 3 * std::sqrt(aim) + 5));
 }
 
 std::vector<int64_t> range_of(size_t count) {
@@ -47,8 +49,14 @@ std::vector<int64_t> range_of(size_t count) {
   return numbers;
 }
 
-// A key that somewhat more than `count` entries of [lo, hi) reach, judged by some of them; 1 where there are few.
-uint32_t sample(const KeySource& source, int64_t tensor, int64_t lo, int64_t hi, int64_t count) {
+// What some of a tensor's entries tell: a key that somewhat more than the wanted number of all its entries reach (1
+// where there are few), and how many of them seem to reach another key.
+struct Sample {
+  uint32_t hint;
+  int64_t reach;
+};
+
+Sample sample(const KeySource& source, int64_t tensor, int64_t lo, int64_t hi, int64_t count, uint32_t other) {
   constexpr int64_t kStretch = 32;  // entries read together
   constexpr double kWanted = 100;   // entries of the sample that are among the largest `count`
   constexpr int64_t kLeast = 4096;  // below, everything is a candidate
@@ -56,7 +64,7 @@ uint32_t sample(const KeySource& source, int64_t tensor, int64_t lo, int64_t hi,
   const int64_t entries = hi - lo;
   const double share = static_cast<double>(count) / static_cast<double>(entries);
   const auto wanted = std::clamp(static_cast<int64_t>(kWanted / share), kLeast, kMost);
-  if (wanted >= entries || rank_of(count, kFirstMargin) >= entries) return 1;
+  if (wanted >= entries || rank_of(count, kFirstMargin) >= entries) return {1, entries};
 
   const int64_t stretches = wanted / kStretch;
   const int64_t sampled = stretches * kStretch;
@@ -71,7 +79,8 @@ uint32_t sample(const KeySource& source, int64_t tensor, int64_t lo, int64_t hi,
   }
   const double among = share * static_cast<double>(sampled);
   const auto rank = static_cast<int64_t>(among + 4 * std::sqrt(among) + 2);
-  return std::max<uint32_t>(1, key_of_rank(keys, sampled, rank));
+  const int64_t reach = std::count_if(keys, keys + sampled, [&](uint32_t key) { return key >= other; });
+  return {std::max<uint32_t>(1, key_of_rank(keys, sampled, rank)), reach * entries / sampled};
 }
 
 }  // namespace
@@ -88,14 +97,14 @@ Division::Division(c10::IntArrayRef offsets, c10::IntArrayRef tensors, c10::IntA
       const int64_t shift = offsets[tensor] - begins[i];
       const int64_t room = counts[tensor] ? std::min(hi - lo, room_for(counts[tensor])) : 0;
       parts_.push_back({tensor, lo + shift, hi + shift, room});
-      bytes += 2 * (sizeof(uint32_t) * (room + kBlock) + 64) + sizeof(Histogram) + 64;
+      bytes += 2 * (sizeof(uint32_t) * (room + Part::kSlack) + 64) + sizeof(Histogram) + 64;
     });
     first_.push_back(static_cast<int64_t>(parts_.size()));
   }
   scratch_ = std::make_unique<Scratch>(bytes);
   for (Part& part : parts_) {
-    part.keys = scratch_->take<uint32_t>(part.room + kBlock);
-    part.positions = scratch_->take<int32_t>(part.room + kBlock);
+    part.keys = scratch_->take<uint32_t>(part.room + Part::kSlack);
+    part.positions = scratch_->take<int32_t>(part.room + Part::kSlack);
     if (part.room > Part::kFew) part.histogram = scratch_->take<Histogram>(1);
   }
 }
@@ -130,7 +139,7 @@ void Selector::warm(const KeySource& ahead) {
   at::parallel_for(0, static_cast<int64_t>(cold.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t tensor = cold[i];
-      keys_[tensor] = sample(ahead, tensor, offsets_[tensor], offsets_[tensor + 1], counts_[tensor]);
+      keys_[tensor] = sample(ahead, tensor, offsets_[tensor], offsets_[tensor + 1], counts_[tensor], 0).hint;
     }
   });
 }
@@ -153,15 +162,20 @@ void Selector::collect_again(const KeySource& source) {
     if (found == Fit::kGood) continue;
     again.push_back(static_cast<int64_t>(i));
     ++(found == Fit::kMissed ? tally_.missed : tally_.overflowed);
-    const int64_t margin = margin_of(hints_[i]);
-    const int64_t changed = found == Fit::kMissed ? std::max(kSteadyMargin, margin * 5 / 4) : margin * 2 / 3;
-    hints_[i].margin = static_cast<int32_t>(std::clamp(changed, kLeastMargin, kMostMargin));
   }
   if (again.empty()) return;
   at::parallel_for(0, static_cast<int64_t>(again.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t tensor = again[i];
-      keys_[tensor] = sample(source, tensor, offsets_[tensor], offsets_[tensor + 1], counts_[tensor]);
+      const Sample seen =
+          sample(source, tensor, offsets_[tensor], offsets_[tensor + 1], counts_[tensor], keys_[tensor]);
+      keys_[tensor] = seen.hint;
+      Hint& hint = hints_[tensor];
+      const int64_t rank = rank_of(counts_[tensor], margin_of(hint));
+      const int64_t needed = needed_margin(rank, seen.reach);
+      // After an overflow half of the way, on a scale of ratios: what one step grew by is a poor forecast.
+      const auto halfway = static_cast<int64_t>(std::sqrt(static_cast<double>(needed * margin_of(hint))));
+      hint.margin = static_cast<int32_t>(std::max(needed, halfway));
     }
   });
   second_ = std::make_unique<Division>(offsets_, again, counts_);

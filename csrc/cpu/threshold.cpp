@@ -11,8 +11,6 @@
 namespace ringprune {
 namespace {
 
-constexpr int64_t kWord = 64;  // keys that Loops::at_least looks at
-
 // Keys in [low, high), above all other candidates below low and below all others from high on.
 struct Slice {
   uint32_t low = 1;

@@ -1,37 +1,78 @@
-"""Compiles every CUDA source with nvcc as a check; neither a GPU nor a CUDA build of torch is needed."""
+"""Compiles every CUDA source as a check, for all GPUs that setup.py names; needs neither a GPU nor CUDA in torch."""
 
+import os
 import shutil
 import subprocess
 import sys
 import sysconfig
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FLAGS = ["-O3", "-std=c++20", "-fmad=false", "-arch=sm_90", "-Xcompiler", "-fPIC", "-Werror", "all-warnings"]
+GPUS = {80: ["sm_80"], 90: ["sm_90"], 100: ["sm_100", "compute_100"]}  # setup.py: GPUS; the last is PTX
+WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"]
+NVCC = ["-O3", "-std=c++20", "-fmad=false", "-Werror", "all-warnings", "-Xcompiler", ",".join(["-fPIC", *WARNINGS])]
+HOST = ["g++", "-fsyntax-only", "-O3", "-std=c++20", "-ffp-contract=off", "-fopenmp", *WARNINGS]
 
 
-def command(nvcc: str, source: Path, out: Path) -> list[str]:
-    """The call of nvcc for one source."""
+def toolkit() -> Path | None:
+    """The folder of a CUDA toolkit with nvcc, or None."""
+    found = shutil.which("nvcc", path=os.environ.get("CUDA_HOME", "") + "/bin") or shutil.which("nvcc")
+    candidates = [Path(found).resolve().parents[1]] if found else []
+    candidates += [Path("/usr/local/cuda")]
+    return next((path for path in candidates if (path / "include" / "cuda_runtime.h").exists()), None)
+
+
+def commands(cuda: Path, out: Path) -> dict[Path, list[str]]:
+    """For each source the call that compiles it: kernels by nvcc, their host sides by the C++ compiler."""
     import torch.utils.cpp_extension
 
-    folders = [*torch.utils.cpp_extension.include_paths(), sysconfig.get_path("include")]
-    macros = [] if torch.version.cuda else ["-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE"]
+    folders = [*torch.utils.cpp_extension.include_paths(), sysconfig.get_path("include"), str(cuda / "include")]
     includes = [flag for folder in folders for flag in ("-isystem", folder)]
-    return [nvcc, "-c", *FLAGS, *macros, *includes, str(source), "-o", str(out / f"{source.stem}.o")]
+    if not torch.version.cuda:
+        includes.append("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE")
+    gpus = [f"-gencode=arch=compute_{gpu},code=[{','.join(codes)}]" for gpu, codes in GPUS.items()]
+    nvcc = [str(cuda / "bin" / "nvcc"), *NVCC, *torch.utils.cpp_extension.COMMON_NVCC_FLAGS, *gpus, *includes, "-c"]
+    kernels = {path: [*nvcc, str(path), "-o", str(out / f"{path.stem}.o")] for path in ROOT.glob("csrc/cuda/*.cu")}
+    hosts = {path: [*HOST, *includes, str(path)] for path in ROOT.glob("csrc/cuda/host/*.cpp")}
+    return kernels | hosts
+
+
+def watched() -> list[Path]:
+    """What the result depends on."""
+    return [Path(__file__), *(path for path in (ROOT / "csrc").rglob("*") if path.is_file())]
+
+
+def compiles(command: list[str]) -> bool:
+    """Whether it does; what the compiler has to say is printed where it does not."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        print(done.stdout + done.stderr, file=sys.stderr)
+    return done.returncode == 0
 
 
 def main() -> int:
-    """Compile them one by one; 1 if any does not compile."""
-    sources = sorted(ROOT.glob("csrc/cuda/*.cu"))
-    nvcc = shutil.which("nvcc")
-    if not sources or not nvcc:
-        reason = "there is no nvcc on PATH" if sources else "csrc/cuda has no sources yet"
-        print(f"CUDA check skipped: {reason}.")
+    """Compile them, as many at once as there are cores; 1 if any does not compile."""
+    cuda = toolkit()
+    if cuda is None:
+        print("CUDA check skipped: there is no CUDA toolkit (nvcc on PATH, CUDA_HOME, or /usr/local/cuda).")
         return 0
     out = ROOT / "build" / "cuda"
     out.mkdir(parents=True, exist_ok=True)
-    failed = [source.name for source in sources if subprocess.run(command(nvcc, source, out)).returncode]
-    print(f"CUDA check: {len(sources) - len(failed)} of {len(sources)} sources compile. " + " ".join(failed))
+    calls = commands(cuda, out)
+    stamp = out / "compiled"  # nothing is compiled again while no source is newer
+    if stamp.exists() and stamp.stat().st_mtime > max(path.stat().st_mtime for path in watched()):
+        print(f"CUDA check: {len(calls)} sources compile, and nothing has changed since.")
+        return 0
+    started = time.time()
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = dict(zip(calls, pool.map(compiles, calls.values()), strict=True))
+    failed = sorted(str(path.relative_to(ROOT)) for path, good in results.items() if not good)
+    print(f"CUDA check: {len(results) - len(failed)} of {len(results)} sources compile. {' '.join(failed)}".rstrip())
+    if not failed:
+        stamp.touch()
+        os.utime(stamp, (started, started))
     return 1 if failed else 0
 
 

@@ -30,7 +30,10 @@ SEEDS = st.integers(0, 2**32 - 1)
 
 @dataclass(frozen=True)
 class Backend:
-    """One way to compute the ops: ``native`` (compiled, CPU), ``reference`` (torch, CPU) or ``cuda``."""
+    """One way to compute the ops: ``native`` (compiled, CPU), ``reference`` (torch, CPU), ``cuda``, or ``emulated``.
+
+    The last is the CUDA kernels run on the CPU, see ``tests/ops/emulation``.
+    """
 
     name: str
 
@@ -38,6 +41,11 @@ class Backend:
     def device(self) -> str:
         """Where the tensors live."""
         return "cuda" if self.name == "cuda" else "cpu"
+
+    @property
+    def has_cuda_kernels(self) -> bool:
+        """Whether the kernels are those of csrc/cuda: they never wait for the device, so they check no index."""
+        return self.name in ("cuda", "emulated")
 
     def op(self, name: str) -> Callable[..., Any]:
         """The public function, or the torch reference behind it."""
@@ -47,6 +55,28 @@ class Backend:
             function = getattr(ops, name)
         assert callable(function)
         return function
+
+
+def moved(arguments: Arguments, device: str) -> Arguments:
+    """The arguments with all tensors on ``device``; those that share memory still do, and strides stay."""
+    if device == "cpu":
+        return arguments
+    storages: dict[int, Any] = {}
+
+    def move(value: Any) -> Any:
+        if isinstance(value, list):
+            return [move(item) for item in value]
+        if not isinstance(value, Tensor):
+            return value
+        memory = value.untyped_storage()
+        there = storages.setdefault(
+            memory.data_ptr() or id(value), torch.UntypedStorage(memory.nbytes(), device=device)
+        )
+        there.copy_(memory)
+        view = torch.empty(0, dtype=value.dtype, device=device)
+        return view.set_(there, value.storage_offset(), value.shape, value.stride())
+
+    return {name: move(value) for name, value in arguments.items()}
 
 
 def assert_same_bits(left: Tensor, right: Tensor) -> None:

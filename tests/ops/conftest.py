@@ -1,5 +1,6 @@
 """Fixtures of the tests of the ops: who computes, and with how many threads."""
 
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -14,27 +15,53 @@ settings.register_profile("ops", settings(), deadline=None)
 settings.load_profile("ops")
 
 
-@pytest.fixture(params=["native", "reference", "cuda"], scope="session")
+# The CUDA kernels compiled for the CPU, in place of all others: see tests/ops/test_emulation.py.
+EMULATED = os.environ.get("RINGPRUNE_EMULATED")
+if EMULATED:
+    torch.ops.load_library(EMULATED)
+    settings.register_profile("emulated", settings(), deadline=None, max_examples=25)
+    settings.load_profile("emulated")
+
+
+@pytest.fixture(params=["emulated"] if EMULATED else ["native", "reference", "cuda"], scope="session")
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Every way to compute that is there; the others are skipped with one line."""
     if request.param == "native" and ops.backend() == "reference":
         pytest.skip("the compiled library is not built, or RINGPRUNE_NATIVE=off")
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
+    if request.param == "cuda" and ops.backend() != "native+cuda":
+        pytest.skip("the compiled library has no CUDA kernels")
     return Backend(request.param)
 
 
 @pytest.fixture
 def host(backend: Backend) -> Backend:
     """For what is checked where memory can be read without waiting: on CUDA it is not."""
-    if backend.device != "cpu":
+    if backend.has_cuda_kernels:
         pytest.skip("indices are not read back from a device")
+    return backend
+
+
+@pytest.fixture
+def compiled(backend: Backend) -> Backend:
+    """For tests of compiled kernels, whatever they are compiled for."""
+    if backend.name == "reference":
+        pytest.skip("not compiled")
+    return backend
+
+
+@pytest.fixture
+def device_kernels(backend: Backend) -> Backend:
+    """For what only the CUDA kernels do."""
+    if not backend.has_cuda_kernels:
+        pytest.skip("not the CUDA kernels")
     return backend
 
 
 @pytest.fixture(scope="session")
 def native() -> None:
-    """For tests of the compiled kernels alone."""
+    """For tests of the compiled kernels of the CPU alone."""
     if ops.backend() == "reference":
         pytest.skip("the compiled library is not built, or RINGPRUNE_NATIVE=off")
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ringprune import ops
 from ringprune.errors import ArgumentTypeError, ConfigurationError
-from tests.ops.cases import Arguments, Backend, BadCase, assert_same_bits, flat_tensors, tensor_lists
+from tests.ops.cases import Arguments, Backend, BadCase, assert_same_bits, flat_tensors, moved, tensor_lists
 from tests.ops.definitions import accumulated
 
 
@@ -181,10 +181,11 @@ def test_bad_arguments_are_named_and_nothing_is_written(
     ("change", "message", "error"),
     [(*case, ValueError) for case in BAD_VALUES] + [(*case, TypeError) for case in BAD_TYPES],
 )
-@pytest.mark.usefixtures("native")
-def test_kernel_refuses_what_would_leave_memory(change: Arguments, message: str, error: type[Exception]) -> None:
+def test_kernel_refuses_what_would_leave_memory(
+    compiled: Backend, change: Arguments, message: str, error: type[Exception]
+) -> None:
     MEMORY.fill_(1.0)
-    arguments = good() | change
+    arguments = moved(good() | change, compiled.device)
     with pytest.raises(error, match=f"ringprune::accumulate: .*({message})"):
         torch.ops.ringprune.accumulate(**arguments)
     for name in ("residual", "velocity", "residual_out", "velocity_out"):

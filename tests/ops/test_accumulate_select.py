@@ -15,7 +15,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ringprune import ops
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.ops import Hints
-from tests.ops.cases import FLOATS, Arguments, Backend, BadCase, assert_same_bits, fill, flat_tensors, tensor_lists
+from tests.ops.cases import (
+    FLOATS,
+    Arguments,
+    Backend,
+    BadCase,
+    assert_same_bits,
+    fill,
+    flat_tensors,
+    moved,
+    tensor_lists,
+)
 from tests.ops.definitions import SCORES, accumulated, scored, selected
 
 INF, NAN = float("inf"), float("nan")
@@ -424,11 +434,14 @@ def test_bad_arguments_are_named_and_nothing_is_written(
     ("change", "message", "error"),
     [(*case, ValueError) for case in BAD_VALUES + BAD_NATIVE_VALUES] + [(*case, TypeError) for case in BAD_TYPES],
 )
-@pytest.mark.usefixtures("native")
-def test_kernel_refuses_what_would_leave_memory(change: Arguments, message: str, error: type[Exception]) -> None:
+def test_kernel_refuses_what_would_leave_memory(
+    compiled: Backend, change: Arguments, message: str, error: type[Exception]
+) -> None:
     MEMORY.fill_(1.0)
     arguments = good() | change
     positional, named = native_arguments(arguments)
+    named = moved(named | {"positional": list(positional)}, compiled.device)
+    positional = named.pop("positional")
     with pytest.raises(error, match=f"ringprune::accumulate_select: .*({message})"):
         torch.ops.ringprune.accumulate_select(*positional, **named)
     assert_nothing_written(arguments)

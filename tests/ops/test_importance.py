@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringprune import ops
 from ringprune.errors import ArgumentTypeError, ConfigurationError
-from tests.ops.cases import Arguments, Backend, BadCase, assert_same_bits, flat_tensors, tensor_lists
+from tests.ops.cases import Arguments, Backend, BadCase, assert_same_bits, flat_tensors, moved, tensor_lists
 from tests.ops.definitions import SCORES, scored
 
 
@@ -102,10 +102,11 @@ def test_bad_arguments_are_named(change: Arguments, message: str, error: type[Ex
     ("change", "message", "error"),
     [(*case, ValueError) for case in BAD_VALUES] + [(*case, TypeError) for case in BAD_TYPES],
 )
-@pytest.mark.usefixtures("native")
-def test_kernel_refuses_what_would_leave_memory(change: Arguments, message: str, error: type[Exception]) -> None:
+def test_kernel_refuses_what_would_leave_memory(
+    compiled: Backend, change: Arguments, message: str, error: type[Exception]
+) -> None:
     with pytest.raises(error, match=f"ringprune::importance: .*({message})"):
-        torch.ops.ringprune.importance(**good() | change)
+        torch.ops.ringprune.importance(**moved(good() | change, compiled.device))
 
 
 def test_opcheck() -> None:

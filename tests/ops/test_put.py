@@ -17,6 +17,7 @@ from tests.ops.cases import (
     assert_same_bits,
     flat_tensors,
     index_sets,
+    moved,
     positions,
     tensor_lists,
 )
@@ -101,8 +102,8 @@ BAD_INDICES: list[tuple[list[int], str]] = [
     ([3, 3], r"indices\[1\] = 3 is not above indices\[0\] = 3; they must be strictly ascending"),
     ([3, 2], r"indices\[1\] = 2 is not above indices\[0\] = 3"),
 ]
+BAD_FOR_HOSTS: list[BadCase] = [({"indices": positions(*indices)}, message) for indices, message in BAD_INDICES]
 BAD_VALUES: list[BadCase] = [
-    *(({"indices": positions(*indices)}, message) for indices, message in BAD_INDICES),
     ({"outputs": [torch.ones(2), torch.ones(6)[::2]]}, r"outputs\[1\] .*contiguous"),
     ({"values": torch.ones(3)}, "values has 3 entries; 2 are needed"),
     ({"values": torch.ones(4)[::2]}, "values .*contiguous"),
@@ -135,7 +136,7 @@ def assert_nothing_written(arguments: Arguments) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message", "error"),
-    [(*case, ConfigurationError) for case in BAD_VALUES]
+    [(*case, ConfigurationError) for case in BAD_FOR_HOSTS + BAD_VALUES]
     + [(*case, ArgumentTypeError) for case in BAD_TYPES + BAD_PYTHON_TYPES],
 )
 def test_bad_arguments_are_named_and_nothing_is_written(
@@ -159,9 +160,10 @@ def test_every_backend_refuses_bad_indices_alike(host: Backend, indices: list[in
     ("change", "message", "error"),
     [(*case, ValueError) for case in BAD_VALUES] + [(*case, TypeError) for case in BAD_TYPES],
 )
-@pytest.mark.usefixtures("native")
-def test_kernel_refuses_what_would_leave_memory(change: Arguments, message: str, error: type[Exception]) -> None:
-    arguments = good() | change
+def test_kernel_refuses_what_would_leave_memory(
+    compiled: Backend, change: Arguments, message: str, error: type[Exception]
+) -> None:
+    arguments = moved(good() | change, compiled.device)
     with pytest.raises(error, match=f"ringprune::put: .*({message})"):
         torch.ops.ringprune.put(**arguments)
     assert_nothing_written(arguments)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringprune import ops
 from ringprune.errors import ArgumentTypeError, ConfigurationError
-from tests.ops.cases import FLOATS_AND_DOUBLE, Arguments, Backend, BadCase, assert_same_bits, tensor_lists
+from tests.ops.cases import FLOATS_AND_DOUBLE, Arguments, Backend, BadCase, assert_same_bits, moved, tensor_lists
 
 
 def definition(values: list[float]) -> float:
@@ -68,10 +68,11 @@ def test_bad_arguments_are_named(arguments: Arguments, message: str, error: type
     ("arguments", "message", "error"),
     [(*case, ValueError) for case in BAD_VALUES] + [(*case, TypeError) for case in BAD_TYPES],
 )
-@pytest.mark.usefixtures("native")
-def test_kernel_refuses_what_would_leave_memory(arguments: Arguments, message: str, error: type[Exception]) -> None:
+def test_kernel_refuses_what_would_leave_memory(
+    compiled: Backend, arguments: Arguments, message: str, error: type[Exception]
+) -> None:
     with pytest.raises(error, match=f"ringprune::square_sum: .*({message})"):
-        torch.ops.ringprune.square_sum(**arguments)
+        torch.ops.ringprune.square_sum(**moved(arguments, compiled.device))
 
 
 def test_opcheck() -> None:

@@ -18,6 +18,7 @@ from tests.ops.cases import (
     assert_same_bits,
     flat_tensors,
     index_sets,
+    moved,
     offset_tables,
     positions,
 )
@@ -87,8 +88,8 @@ BAD_INDICES: list[tuple[list[int], str]] = [
     ([1, 3, 2, 9], r"indices\[2\] = 2 is not above indices\[1\] = 3"),
     ([4, 0, 1, 2, 3, 4, 4], r"indices\[1\] = 0 is not above indices\[0\] = 4"),
 ]
+BAD_FOR_HOSTS: list[BadCase] = [({"indices": positions(*indices)}, message) for indices, message in BAD_INDICES]
 BAD_VALUES: list[BadCase] = [
-    *(({"indices": positions(*indices)}, message) for indices, message in BAD_INDICES),
     ({"residual": torch.ones(10)[::2]}, "residual .*contiguous"),
     ({"residual": torch.ones(5, 1)}, "residual has shape"),
     ({"velocity": torch.ones(4)}, "velocity has 4 entries; 5 are needed"),
@@ -122,7 +123,7 @@ def assert_nothing_written(arguments: Arguments) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message", "error"),
-    [(*case, ConfigurationError) for case in BAD_VALUES]
+    [(*case, ConfigurationError) for case in BAD_FOR_HOSTS + BAD_VALUES]
     + [(*case, ArgumentTypeError) for case in [*BAD_TYPES, ({"indices": [1, 2]}, "indices is a list")]],
 )
 def test_bad_arguments_are_named_and_nothing_is_written(
@@ -146,9 +147,10 @@ def test_every_backend_refuses_bad_indices_alike(host: Backend, indices: list[in
     ("change", "message", "error"),
     [(*case, ValueError) for case in BAD_VALUES] + [(*case, TypeError) for case in BAD_TYPES],
 )
-@pytest.mark.usefixtures("native")
-def test_kernel_refuses_what_would_leave_memory(change: Arguments, message: str, error: type[Exception]) -> None:
-    arguments = good() | change
+def test_kernel_refuses_what_would_leave_memory(
+    compiled: Backend, change: Arguments, message: str, error: type[Exception]
+) -> None:
+    arguments = moved(good() | change, compiled.device)
     with pytest.raises(error, match=f"ringprune::take: .*({message})"):
         torch.ops.ringprune.take(**arguments)
     assert_nothing_written(arguments)

@@ -2,9 +2,9 @@
 
 The round that failed is played once more with its seed and ``--rounds 1``::
 
-python -m tests.sanitizers address                    60 s under AddressSanitizer and UndefinedBehaviorSanitizer
-python -m tests.sanitizers thread                     60 s of calls with several threads, under ThreadSanitizer
-python -m tests.sanitizers address --seed 7 --rounds 1      the round that failed, once more
+    python -m tests.sanitizers address                AddressSanitizer and UndefinedBehaviorSanitizer, 60 s
+    python -m tests.sanitizers thread                 ThreadSanitizer, 60 s
+    python -m tests.sanitizers address --seed 7 --rounds 1
 """
 
 import argparse

@@ -69,8 +69,10 @@ def build(sanitizer: Sanitizer) -> Path:
     preloaded(sanitizer)
     folder = FOLDER / sanitizer.name
     folder.mkdir(parents=True, exist_ok=True)
-    sources = sorted(ROOT.glob("csrc/**/*.cpp"))
-    headers = sorted([*ROOT.glob("csrc/**/*.h"), *Path(__file__).parent.glob("threads/**/*.h")])
+    folders = (ROOT / "csrc", ROOT / "csrc" / "cpu")
+    sources = sorted(path for source in folders for path in source.glob("*.cpp"))
+    headers = sorted(path for source in folders for path in source.glob("*.h"))
+    headers += Path(__file__).parent.glob("threads/**/*.h")
     compile_with = [CXX, *FLAGS, *sanitizer.flags]
     compile_with += [f"-isystem{path}" for path in include_paths()]
     known = _digest(headers, torch.__version__, *compile_with)

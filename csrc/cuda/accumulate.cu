@@ -1,0 +1,28 @@
+// accumulate on CUDA: residual and velocity take up the gradients of many tensors. One launch.
+
+#include "accumulate.cuh"
+#include "kernels.h"
+#include "tiles.cuh"
+#include "warp.cuh"
+
+namespace ringprune::cuda {
+namespace {
+
+__global__ void __launch_bounds__(kThreads) accumulate_tiles(Parts parts, State state, int64_t* nonfinite) {
+  const int64_t tile = grid_warp();
+  if (tile >= parts.tiles) return;
+  const Turns turns = turns_of(parts, tile);
+  int found = 0;
+  for (int turn = 0; turn < kTurns; ++turn) {
+    accumulate4(state, turns.part, turns.entry(turn), turns.valid(turn), found);
+  }
+  add_all_lanes(nonfinite + turns.number, found);
+}
+
+}  // namespace
+
+void launch_accumulate(cudaStream_t stream, const Parts& parts, const State& state, int64_t* nonfinite) {
+  launch(stream, ceil_div(parts.tiles, kWarps), accumulate_tiles, parts, state, nonfinite);
+}
+
+}  // namespace ringprune::cuda

@@ -1,0 +1,72 @@
+// The tables that selection works with, made for one call.
+
+#pragma once
+
+#include <algorithm>
+
+#include "../selection.h"
+#include "table.h"
+
+namespace ringprune::cuda {
+
+// Fills in what selection needs of each row; see there for the room: four times what is selected serves a hint at up
+// to four times the rank.
+struct SelectionLayout {
+  int64_t slots = 0;
+  int64_t strips = 0;
+  int32_t histograms = 0;
+
+  SelectionLayout(std::vector<Part>& parts, at::IntArrayRef counts, at::IntArrayRef starts) {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      Part& part = parts[i];
+      const int64_t of_part = ceil_div<int64_t>(part.entries, kStrip);
+      part.count = static_cast<int32_t>(counts[i]);
+      part.first_position = static_cast<int32_t>(starts[i]);
+      part.room = counts[i] > 0 ? static_cast<int32_t>(std::min(part.entries, 4 * counts[i] + 4096)) : 0;
+      part.first_slot = slots;
+      part.first_strip = static_cast<int32_t>(strips);
+      part.histogram = histograms;
+      slots += part.room;
+      strips += of_part;
+      if (counts[i] > 0 && of_part > 1) ++histograms;
+    }
+  }
+};
+
+// Owns the memory of a Bucket. Sends the table and zeros `nonfinite` with it, where given.
+class Scratch {
+ public:
+  Scratch(const Session& session, HostTable<Part>& table, at::IntArrayRef counts, at::IntArrayRef starts,
+          at::Tensor& positions, Zeros nonfinite = {}) {
+    const SelectionLayout layout(table.rows, counts, starts);
+    progress_ = session.empty_of<Progress>(static_cast<int64_t>(table.rows.size()));
+    histograms_ = session.empty_of<uint32_t>(int64_t{layout.histograms} * kBins);
+    keys_ = session.empty_of<uint32_t>(layout.slots);
+    entries_ = session.empty_of<uint16_t>(layout.slots);
+    runs_ = session.empty_of<Run>(table.tiles());
+    tile_counts_ = session.empty_of<Counts>(table.tiles());
+    strip_counts_ = session.empty_of<Counts>(layout.strips);
+    bucket.parts = table.send(session, rows_, zeros_in(progress_), zeros_in(histograms_), nonfinite);
+    bucket.parts.strips = static_cast<int32_t>(layout.strips);
+    bucket.progress = memory<Progress>(progress_);
+    bucket.histograms = memory<uint32_t>(histograms_);
+    bucket.keys = memory<uint32_t>(keys_);
+    bucket.entries = memory<uint16_t>(entries_);
+    bucket.runs = memory<Run>(runs_);
+    bucket.tile_counts = memory<Counts>(tile_counts_);
+    bucket.strip_counts = memory<Counts>(strip_counts_);
+    bucket.positions = positions.mutable_data_ptr<int32_t>();
+  }
+
+  Bucket bucket{};
+
+ private:
+  template <class T>
+  static T* memory(at::Tensor& tensor) {
+    return static_cast<T*>(tensor.mutable_data_ptr());
+  }
+
+  at::Tensor rows_, progress_, histograms_, keys_, entries_, runs_, tile_counts_, strip_counts_;
+};
+
+}  // namespace ringprune::cuda

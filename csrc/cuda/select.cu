@@ -1,0 +1,12 @@
+// select on CUDA: the exact largest scores of every tensor, ties to the lowest position. Six launches.
+
+#include "kernels.h"
+#include "selection.cuh"
+
+namespace ringprune::cuda {
+
+void launch_select(cudaStream_t stream, const Bucket& bucket, const float* scores) {
+  select_collected(stream, bucket, GivenKeys{scores});
+}
+
+}  // namespace ringprune::cuda

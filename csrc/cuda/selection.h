@@ -1,0 +1,61 @@
+// Exact selection on the device: what its kernels share, and in which order they run.
+//
+//   collect      entries with a key not below the tensor's hint go into the tensor's slots     (with accumulate only)
+//   digit 0      count the first 11 bits of the keys, find those of the threshold              ) of the slots,
+//   recollect    where the slots did not serve: collect again, from these 11 bits on           ) or, where they do
+//   digit 1, 2   the next 11 bits, the last 9                                                  ) not serve, of all
+//   count        how many entries of each tile are above the threshold, how many equal to it   ) the tensor's
+//   write        positions in order; among equals the lowest                                   ) entries
+//
+// Every kernel is always launched and finds out on the device what there is to do, so nothing waits for the device
+// and the launches are the same every time: they may be captured into a graph. Blocks of one tensor meet in counters
+// (integers, where order does not matter); the last to come takes the decision for all.
+
+#pragma once
+
+#include "parts.h"
+
+namespace ringprune::cuda {
+
+constexpr int kBins = 2048;  // what 11 bits can tell apart
+
+// What is known of a tensor's selection so far; all zero before.
+struct alignas(16) Progress {
+  uint32_t found;      // keys not below the hint, those included for which there was no slot
+  uint32_t recollect;  // whether these do not serve: too few, or no room for all
+  uint32_t collected;  // the same as `found` of the second time
+  uint32_t all;        // whether everything that is above zero, or in the slots, is selected
+  uint32_t threshold;  // the digits found so far; of all three, the smallest key selected
+  uint32_t rank;       // how many entries with just these digits are selected
+  uint32_t selected;
+  uint32_t hint;     // for the next time
+  uint32_t arrived;  // blocks, see arrives_last
+  uint32_t unused[3];
+};
+
+// The slots that a tile's candidates are in, counted from its tensor's first.
+struct Run {
+  uint32_t first;
+  uint32_t size;
+};
+
+// Numbers of entries above and equal to a threshold, in one word: two counters that are added as one. Neither reaches
+// 2^32, for a bucket has fewer than 2^31 entries.
+using Counts = uint64_t;
+
+// The tables of one call, all on the device.
+struct Bucket {
+  Parts parts;
+  Progress* progress;    // per tensor
+  uint32_t* histograms;  // kBins each, all zero before and afterwards
+  uint32_t* keys;        // per slot
+  uint16_t* entries;     // per slot: which entry of its tile
+  Run* runs;             // per tile
+  Counts* tile_counts;   // per tile: of the tiles before it in its strip
+  Counts* strip_counts;  // per strip: of the strips before it in its tensor
+  int32_t* hints;        // per tensor a key and a margin; null: there are none
+  int64_t* tally;        // null as hints are
+  int32_t* positions;
+};
+
+}  // namespace ringprune::cuda

@@ -1,0 +1,55 @@
+// Who works on what: from the number of a warp or block to its tensor, and to its entries there.
+
+#pragma once
+
+#include "launch.h"
+#include "parts.h"
+#include "warp.cuh"
+
+namespace ringprune::cuda {
+
+__device__ inline int32_t tiles_of(const Part& part) {
+  return static_cast<int32_t>(ceil_div<int64_t>(part.entries, kTile));
+}
+__device__ inline int32_t strips_of(const Part& part) {
+  return static_cast<int32_t>(ceil_div<int64_t>(part.entries, kStrip));
+}
+
+// The number of the last row with `first` <= value, the rows being in that order. Empty tensors are never found, for
+// the next begins where they do.
+template <class Row, class First>
+__device__ int32_t find_row(const Table<Row>& table, First Row::* first, int64_t value) {
+  int32_t low = 0, high = table.count;  // low fits, high does not
+  while (high - low > 1) {
+    const int32_t middle = low + (high - low) / 2;
+    if (table.rows[middle].*first <= value) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+constexpr int kTurn = 4 * kLanes;  // entries: four neighbours for each lane
+constexpr int kTurns = kTile / kTurn;
+
+// A tile in the hands of a warp: in every turn each lane has four neighbouring entries, of which some, or all, may lie
+// behind the tensor's end (`valid` below 4, or below 1).
+struct Turns {
+  int32_t number;  // of the tensor
+  const Part& part;
+  int64_t begin;  // the tile's first entry in its tensor
+
+  __device__ Turns(const Part& part, int32_t number, int64_t tile)
+      : number(number), part(part), begin((tile - part.first_tile) * kTile) {}
+  __device__ int64_t entry(int turn) const { return begin + turn * kTurn + 4 * lane(); }
+  __device__ int64_t valid(int turn) const { return part.entries - entry(turn); }
+};
+
+__device__ inline Turns turns_of(const Parts& parts, int64_t tile) {
+  const int32_t number = find_row(parts, &Part::first_tile, tile);
+  return Turns(parts.rows[number], number, tile);
+}
+
+}  // namespace ringprune::cuda

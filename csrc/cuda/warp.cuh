@@ -1,0 +1,79 @@
+// What the threads of a warp or block find out together. Every function is called by all of them at once.
+
+#pragma once
+
+#include "launch.h"
+
+namespace ringprune::cuda {
+
+constexpr uint32_t kAllLanes = 0xffffffffu;
+
+__device__ inline int lane() { return static_cast<int>(threadIdx.x) % kLanes; }
+__device__ inline int warp() { return static_cast<int>(threadIdx.x) / kLanes; }
+
+// Which warp of the whole grid this is.
+__device__ inline int64_t grid_warp() { return static_cast<int64_t>(blockIdx.x) * kWarps + warp(); }
+
+// The lanes before this one.
+__device__ inline uint32_t lanes_before() { return (1u << lane()) - 1u; }
+
+template <class T>
+__device__ T warp_sum(T value) {
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(kAllLanes, value, distance);
+  return value;
+}
+
+// Sum over this lane and those before it.
+template <class T>
+__device__ T warp_scan(T value) {
+  for (int distance = 1; distance < kLanes; distance *= 2) {
+    const T other = __shfl_up_sync(kAllLanes, value, distance);
+    if (lane() >= distance) value += other;
+  }
+  return value;
+}
+
+// Sum over the threads before this one; `total` is that over all. At most once per kernel for each T.
+template <class T>
+__device__ T block_scan(T value, T& total) {
+  __shared__ T sums[kWarps];
+  const T sum = warp_scan(value);
+  if (lane() == kLanes - 1) sums[warp()] = sum;
+  __syncthreads();
+  T before = 0;
+  total = 0;
+  for (int i = 0; i < kWarps; ++i) {
+    if (i < warp()) before += sums[i];
+    total += sums[i];
+  }
+  return before + sum - value;
+}
+
+// Whether this block is the last of `blocks` to come here, to which all that the others wrote is visible. The counter
+// is zero before and afterwards. At most once per kernel.
+__device__ inline bool arrives_last(uint32_t* arrived, uint32_t blocks) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(arrived, 1u) + 1u == blocks;
+    if (last) *arrived = 0u;
+    __threadfence();
+  }
+  __syncthreads();
+  return last;
+}
+
+// Adds to a count that the host reads as int64.
+__device__ inline void add_to(int64_t* count, int64_t more) {
+  atomicAdd(reinterpret_cast<unsigned long long*>(count), static_cast<unsigned long long>(more));
+}
+
+// The same with what all lanes of the warp bring.
+__device__ inline void add_all_lanes(int64_t* count, int more) {
+  if (!__any_sync(kAllLanes, more)) return;
+  more = warp_sum(more);
+  if (lane() == 0) add_to(count, more);
+}
+
+}  // namespace ringprune::cuda

@@ -1,0 +1,100 @@
+#!/bin/sh
+# Checks RingPrune on a machine with an NVIDIA GPU:  PYTHON=python3.12 mpi_scripts/gpu_check.sh [folder for results]
+#
+# Needs a Python with torch built for CUDA, setuptools, and nvcc. What else is missing is said in one line, and what
+# needs it is skipped: ninja, pytest and hypothesis (tests), compute-sanitizer. Neither Horovod, MPI nor a network is
+# needed. The extension is built in a copy that is deleted afterwards. A table comes last. At most 8 minutes.
+#
+# Exit status: 0 all that ran is well; 1 something failed; 3 no torch with CUDA or no GPU, nothing was checked.
+
+python="${PYTHON:-python3}"
+root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd) || exit 1
+"$python" "$root/mpi_scripts/gpu_check.py" device
+status=$?
+[ "$status" -eq 0 ] || exit "$status"
+
+begin=$(date +%s)
+scratch=$(mktemp -d) || exit 1
+trap 'rm -rf "$scratch"' EXIT
+trap 'exit 130' INT TERM
+results="${1:-$root/build/gpu_check}"
+mkdir -p "$results" || exit 1
+results=$(CDPATH='' cd -- "$results" && pwd)
+table="$scratch/table"
+failed=0
+: >"$table"
+
+# record NAME RESULT [SECONDS]
+record() {
+    printf '  %-34s %-8s %6s\n' "$1" "$2" "${3:-}" >>"$table"
+    [ "$2" != FAILED ] || failed=1
+}
+
+# step NAME SECONDS COMMAND...: runs it for at most so long, and no longer than 8 minutes after the start
+step() {
+    name=$1
+    limit=$2
+    shift 2
+    from=$(date +%s)
+    left=$((begin + 470 - from))
+    [ "$left" -gt 5 ] || { record "$name" "no time"; failed=1; return 1; }
+    [ "$limit" -lt "$left" ] || limit=$left
+    echo "== $name"
+    if timeout -k 5 "$limit" "$@"; then result=ok; else result=FAILED; fi
+    record "$name" "$result" "$(($(date +%s) - from)) s"
+    [ "$result" = ok ]
+}
+
+# skip NAME REASON
+skip() {
+    echo "gpu check: $1 skipped: $2"
+    record "$1" skipped
+}
+
+has() { "$python" -c "import $1" 2>/dev/null; }
+
+cd "$root" || exit 1
+cp -R setup.py pyproject.toml README.md LICENSE csrc ringprune tests mpi_scripts examples "$scratch" || exit 1
+cd "$scratch" || exit 1
+rm -f ringprune/_native*.so
+export PYTHONPATH="$scratch" PYTHONDONTWRITEBYTECODE=1
+
+# Only for the GPU that is here: the other architectures are compiled by `make lint`.
+TORCH_CUDA_ARCH_LIST=$("$python" -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())')
+export TORCH_CUDA_ARCH_LIST
+has ninja || command -v ninja >/dev/null || echo "gpu check: no ninja, so the sources are compiled one by one"
+if ! has setuptools; then
+    echo "gpu check: no setuptools, so nothing can be built"
+    record build FAILED
+elif step build 300 env RINGPRUNE_BUILD=cuda RINGPRUNE_NATIVE=off "$python" -W ignore setup.py -q build_ext --inplace; then
+    export RINGPRUNE_NATIVE=require
+    step "same bits as on the CPU" 90 "$python" mpi_scripts/gpu_check.py ops
+    step "training on two simulated ranks" 60 "$python" mpi_scripts/gpu_check.py train
+    if has pytest && has hypothesis; then
+        # without the project's settings, which ask for plugins
+        step "tests of the ops [cuda]" 180 "$python" -m pytest -q -c /dev/null --rootdir=. --import-mode=importlib \
+            -p no:cacheprovider -W ignore -k "cuda and not native and not reference and not emulation" tests/ops
+    else
+        skip "tests of the ops [cuda]" "pytest or hypothesis is not installed"
+    fi
+    sanitizer=$(command -v compute-sanitizer || ls "${CUDA_HOME:-/usr/local/cuda}/bin/compute-sanitizer" 2>/dev/null)
+    for tool in memcheck racecheck; do
+        if [ -n "$sanitizer" ]; then
+            # without torch's cache every allocation has ends of its own
+            step "compute-sanitizer $tool" 90 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$tool" \
+                --error-exitcode 9 "$python" mpi_scripts/gpu_check.py ops --small
+        else
+            skip "compute-sanitizer $tool" "compute-sanitizer is neither on PATH nor in CUDA_HOME"
+        fi
+    done
+    if "$python" -m ringprune bench select --help >/dev/null 2>&1; then
+        step "bench select" 120 "$python" -m ringprune bench select --device cuda --json "$results/select.json"
+    else
+        skip "bench select" "this version has no such command"
+    fi
+fi
+
+echo
+echo "GPU check, $(($(date +%s) - begin)) s; numbers of the benchmark are in $results"
+cat "$table"
+exit "$failed"

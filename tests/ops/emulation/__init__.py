@@ -1,0 +1,1 @@
+"""CUDA on the CPU: the kernels of csrc/cuda without a GPU."""

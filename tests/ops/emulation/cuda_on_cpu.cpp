@@ -1,0 +1,207 @@
+// Blocks one after another, threads as fibers; see cuda_on_cpu.h.
+
+#include "cuda_on_cpu.h"
+
+#include <setjmp.h>
+#include <sys/mman.h>
+#include <ucontext.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+dim3 threadIdx, blockIdx, gridDim;
+
+namespace emulation {
+namespace {
+
+constexpr size_t kStack = 128 * 1024;
+constexpr unsigned kMostThreads = 1024;
+constexpr unsigned kLanes = 32;
+
+[[noreturn]] void fail(const char* reason) {
+  std::fprintf(stderr, "CUDA on CPU: block %u, thread %u: %s\n", blockIdx.x, threadIdx.x, reason);
+  std::abort();
+}
+
+// A place to jump back to; with the address sanitizer also a stack it has to be told of.
+struct Place {
+  jmp_buf registers;
+  const void* stack = nullptr;
+  size_t size = 0;
+};
+
+// Leaves `from`, to go on there when somebody jumps back; calls go() to get away.
+template <class Go>
+void leave(Place& from, [[maybe_unused]] const Place& to, const Go& go) {
+#ifdef __SANITIZE_ADDRESS__
+  void* frames = nullptr;
+  __sanitizer_start_switch_fiber(&frames, to.stack, to.size);
+#endif
+  if (_setjmp(from.registers) == 0) go();
+#ifdef __SANITIZE_ADDRESS__
+  const void* stack = nullptr;
+  size_t size = 0;
+  __sanitizer_finish_switch_fiber(frames, &stack, &size);
+#endif
+}
+
+struct Fiber {
+  enum class State { kNew, kReady, kWaiting, kDone } state = State::kDone;
+  Place place;
+  ucontext_t start;
+  bool started = false;
+
+  Fiber() {
+    void* memory = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) fail("no memory for stacks");
+    mprotect(memory, 4096, PROT_NONE);  // what runs over its stack is caught
+    place.stack = static_cast<char*>(memory) + 4096;
+    place.size = kStack - 4096;
+  }
+};
+
+// The lanes of a warp that have come to an operation. Two sets of words: the next operation may begin before the last
+// lane has read what the one before brought.
+struct Warp {
+  unsigned arrived = 0;
+  Operation operation;
+  unsigned turn = 0;
+  uint64_t words[2][kLanes];
+};
+
+std::vector<std::unique_ptr<Fiber>> fibers;
+std::vector<Warp> warps;
+unsigned threads, waiting_for_block, done, current;
+const std::function<void()>* body;
+Place scheduler;
+
+void go_back() {
+  leave(fibers[current]->place, scheduler, [] { _longjmp(scheduler.registers, 1); });
+}
+
+// What a fiber does in its life: the body once for every block it is used in.
+void live() {
+#ifdef __SANITIZE_ADDRESS__
+  __sanitizer_finish_switch_fiber(nullptr, &scheduler.stack, &scheduler.size);
+#endif
+  for (;;) {
+    (*body)();
+    fibers[current]->state = Fiber::State::kDone;
+    ++done;
+    go_back();
+  }
+}
+
+void resume(unsigned i) {
+  Fiber& fiber = *fibers[i];
+  current = i;
+  threadIdx.x = i;
+  leave(scheduler, fiber.place, [&] {
+    if (fiber.started) _longjmp(fiber.place.registers, 1);
+    fiber.started = true;
+    getcontext(&fiber.start);
+    fiber.start.uc_stack.ss_sp = const_cast<void*>(fiber.place.stack);
+    fiber.start.uc_stack.ss_size = fiber.place.size;
+    makecontext(&fiber.start, live, 0);
+    setcontext(&fiber.start);
+  });
+}
+
+void wait() {
+  const unsigned self = current;
+  fibers[self]->state = Fiber::State::kWaiting;
+  go_back();
+}
+
+void wake(unsigned begin, unsigned end) {
+  for (unsigned i = begin; i < end; ++i) {
+    if (fibers[i]->state == Fiber::State::kWaiting) fibers[i]->state = Fiber::State::kReady;
+  }
+}
+
+void run_block(const std::vector<unsigned>& order) {
+  waiting_for_block = done = 0;
+  for (Warp& warp : warps) warp.arrived = 0;
+  for (unsigned i = 0; i < threads; ++i) fibers[i]->state = Fiber::State::kReady;
+  while (done < threads) {
+    bool moved = false;
+    for (const unsigned i : order) {
+      if (fibers[i]->state != Fiber::State::kReady) continue;
+      moved = true;
+      resume(i);
+    }
+    if (!moved) fail("the threads that are left wait for each other for ever");
+  }
+}
+
+std::mt19937& random_numbers() {
+  static std::mt19937 generator([] {
+    const char* seed = std::getenv("RINGPRUNE_EMULATION_SEED");
+    return seed ? static_cast<unsigned>(std::atoi(seed)) : 1u;
+  }());
+  return generator;
+}
+
+std::vector<unsigned> random_order(unsigned count) {
+  std::vector<unsigned> order(count);
+  std::iota(order.begin(), order.end(), 0u);
+  std::shuffle(order.begin(), order.end(), random_numbers());
+  return order;
+}
+
+}  // namespace
+
+void run(unsigned blocks, unsigned threads_of_block, const std::function<void()>& kernel) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard<std::mutex> lock(one_at_a_time);
+  threads = threads_of_block;
+  if (threads == 0 || threads > kMostThreads || threads % kLanes != 0 || blocks == 0) fail("no such launch");
+  while (fibers.size() < threads) fibers.push_back(std::make_unique<Fiber>());
+  warps.resize(threads / kLanes);
+  body = &kernel;
+  gridDim.x = blocks;
+  const std::vector<unsigned> order = random_order(threads);
+  for (const unsigned i : random_order(blocks)) {
+    blockIdx.x = i;
+    run_block(order);
+  }
+}
+
+void wait_for_block() {
+  if (done > 0) fail("a barrier that other threads have passed by, for they are done");
+  if (++waiting_for_block < threads) return wait();
+  for (const Warp& warp : warps) {
+    if (warp.arrived != 0) fail("a barrier while lanes wait for their warp");
+  }
+  waiting_for_block = 0;
+  wake(0, threads);
+}
+
+const uint64_t* meet(Operation operation, uint32_t mask, uint64_t value) {
+  if (mask != ~0u) fail("operations of a part of a warp are not emulated");
+  Warp& warp = warps[current / kLanes];
+  if (warp.arrived > 0 && warp.operation != operation) fail("the lanes of a warp meet in different operations");
+  warp.operation = operation;
+  const uint64_t* words = warp.words[warp.turn % 2];
+  warp.words[warp.turn % 2][current % kLanes] = value;
+  if (++warp.arrived < kLanes) {
+    wait();
+  } else {
+    warp.arrived = 0;
+    ++warp.turn;
+    const unsigned first = current / kLanes * kLanes;
+    wake(first, first + kLanes);
+  }
+  return words;
+}
+
+}  // namespace emulation

@@ -1,0 +1,208 @@
+"""What only the CUDA kernels promise: many tensors, any alignment, indices passed over, streams, graphs, devices."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ringprune import ops
+from ringprune.errors import ConfigurationError
+from ringprune.ops import Hints
+from ringprune.ops.accumulate_select import accumulate_select_reference
+from tests.ops.cases import FLOATS, Backend, assert_same_bits, positions
+
+# Ends of tiles (512 entries) and strips (16384), and what lies around them.
+SIZES = (0, 1, 3, 511, 512, 513, 5_000, 16_384, 16_385, 70_001)
+
+
+@pytest.fixture
+def cuda(device_kernels: Backend) -> str:
+    """For what only a real device has: streams, graphs, other devices."""
+    if device_kernels.name != "cuda":
+        pytest.skip("needs a GPU")
+    return device_kernels.device
+
+
+def anywhere(x: Tensor, shift: int) -> Tensor:
+    """The same entries, ``shift`` entries behind where memory is aligned."""
+    memory = torch.zeros(x.numel() + shift, dtype=x.dtype, device=x.device)
+    memory[shift:] = x
+    return memory[shift:]
+
+
+def bucket(device: str, sizes: tuple[int, ...], density: float, seed: int = 0) -> dict[str, Any]:
+    """Arguments of accumulate_select, of mixed dtypes and alignments."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(n: int, i: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return anywhere(torch.randn(n, generator=generator).to(dtype), i % 4).to(device)
+
+    return {
+        "grads": [random(n, i, FLOATS[i % 3]) for i, n in enumerate(sizes)],
+        "weights": [random(n, i + 1, FLOATS[(i + 1) % 3]) for i, n in enumerate(sizes)],
+        "residual": random(sum(sizes), 1),
+        "velocity": random(sum(sizes), 2),
+        "counts": [int(density * n) for n in sizes],
+        "factors": [0.5] * len(sizes),
+        "momentum": [0.9] * len(sizes),
+        "nesterov": [i % 2 == 1 for i in range(len(sizes))],
+        "score": "ratio",
+        "parameters": [0.05] * len(sizes),
+    }
+
+
+def run(arguments: dict[str, Any], hints: Hints) -> Tensor:
+    """Accumulate and select in place; the positions."""
+    state = {"residual_out": arguments["residual"], "velocity_out": arguments["velocity"]}
+    return ops.accumulate_select(**arguments, **state, hints=hints)[0]
+
+
+def expected(arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Positions and new residual by the torch reference, from copies on the CPU."""
+    copies = {
+        name: [x.cpu() for x in value] if name in ("grads", "weights") else value for name, value in arguments.items()
+    }
+    for name in ("residual", "velocity"):
+        copies[name] = copies[f"{name}_out"] = arguments[name].cpu().clone()
+    hints = Hints.none(len(arguments["counts"]), torch.device("cpu"))
+    found, _ = accumulate_select_reference(**copies, hints=hints.keys, tally=hints.tally)
+    return found, copies["residual"]
+
+
+@pytest.mark.parametrize("density", [0.001, 0.01, 0.3, 1.0])
+def test_every_size_and_alignment(device_kernels: Backend, density: float) -> None:
+    arguments = bucket(device_kernels.device, SIZES, density)
+    hints = Hints.none(len(SIZES), torch.device(device_kernels.device))
+    for _ in range(3):
+        wanted, residual = expected(arguments)
+        assert_same_bits(run(arguments, hints).cpu(), wanted)
+        assert_same_bits(arguments["residual"].cpu(), residual)
+    tally = hints.counts()
+    assert tally["cold"] == sum(count > 0 for count in arguments["counts"])
+    assert tally["tensors"] == 3 * tally["cold"]
+
+
+def test_more_tensors_than_fit_into_one_upload(device_kernels: Backend) -> None:
+    arguments = bucket(device_kernels.device, tuple(i % 7 for i in range(1_000)), 0.5)
+    wanted, _ = expected(arguments)
+    hints = Hints.none(1_000, torch.device(device_kernels.device))
+    assert_same_bits(run(arguments, hints).cpu(), wanted)
+
+
+@pytest.mark.parametrize("key", [1, 2**31 - 1, 0x3F800000])
+def test_any_hint_is_only_a_hint(device_kernels: Backend, key: int) -> None:
+    arguments = bucket(device_kernels.device, (70_001, 513), 0.01)
+    hints = Hints.none(2, torch.device(device_kernels.device))
+    hints.keys[:] = key
+    wanted, _ = expected(arguments)
+    assert_same_bits(run(arguments, hints).cpu(), wanted)
+    before = hints.counts()
+    wanted, _ = expected(arguments)
+    assert_same_bits(run(arguments, hints).cpu(), wanted)
+    after = hints.counts()
+    assert after["overflowed"] == before["overflowed"]
+    assert before["cold"] == 0
+
+
+def test_entries_in_one_place_need_no_more_room(device_kernels: Backend) -> None:
+    arguments = bucket(device_kernels.device, (200_000,), 0.01)
+    for name in ("residual", "velocity"):
+        arguments[name][2_000:] *= 1e-6
+    arguments["grads"][0][2_000:] *= 1e-6
+    hints = Hints.none(1, torch.device(device_kernels.device))
+    for _ in range(3):
+        wanted, _ = expected(arguments)
+        assert_same_bits(run(arguments, hints).cpu(), wanted)
+    assert hints.counts() == {"tensors": 3, "cold": 1, "missed": 0, "overflowed": 0}
+
+
+def test_indices_out_of_range_are_passed_over(device_kernels: Backend) -> None:
+    to = device_kernels.device
+    indices = positions(1, ops.PAD, ops.PAD, 4, 5, ops.PAD, 8, 2**31 - 1).to(to)
+    residual, velocity = torch.arange(1.0, 9.0, device=to), torch.arange(1.0, 9.0, device=to)
+    values = ops.take(residual, velocity, indices, [0, 4, 6, 8])
+    assert values.tolist() == [2.0, 0.0, 0.0, 5.0, 6.0, 0.0, 0.0, 0.0]
+    assert residual.tolist() == [1.0, 0.0, 3.0, 4.0, 0.0, 0.0, 7.0, 8.0]
+    assert velocity.tolist() == [1.0, 0.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], "the second tensor is sent whole"
+    outputs = [torch.ones(4, device=to), torch.ones(4, device=to, dtype=torch.bfloat16)]
+    ops.put(outputs, indices, values)
+    assert torch.cat(outputs).tolist() == [0.0, 2.0, 0.0, 0.0, 5.0, 6.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("n", [0, 1, 127, 128, 2_048, 2_049, 100_000])
+def test_square_sum_is_the_same_tree(device_kernels: Backend, n: int) -> None:
+    x = anywhere(torch.randn(n, dtype=torch.float64), 1)
+    tensors = [x, x.float(), x.half()]
+    sums = ops.square_sum([tensor.to(device_kernels.device) for tensor in tensors])
+    assert_same_bits(sums.cpu(), Backend("reference").op("square_sum")(tensors))
+
+
+def calls(device: str) -> dict[str, Callable[[], object]]:
+    """Each op with arguments on ``device``, the first of which is elsewhere."""
+    flat, elsewhere = torch.ones(5, device=device), torch.ones(5)
+    indices = positions(1, 2)
+    lists = {"factors": [1.0], "momentum": [0.0], "nesterov": [False]}
+    return {
+        "accumulate": lambda: ops.accumulate([elsewhere], flat, None, residual_out=flat, velocity_out=None, **lists),
+        "importance": lambda: ops.importance(flat, [elsewhere], score="ratio", parameters=[0.0]),
+        "take": lambda: ops.take(flat, None, indices, [0, 5]),
+        "put": lambda: ops.put([flat], indices, torch.ones(2)),
+        "square_sum": lambda: ops.square_sum([flat, elsewhere]),
+        "count_nonfinite": lambda: ops.count_nonfinite([flat, elsewhere]),
+    }
+
+
+@pytest.mark.parametrize("op", sorted(calls("cpu")))
+def test_tensors_elsewhere_are_refused(cuda: str, op: str) -> None:
+    with pytest.raises(ConfigurationError, match="is on c"):
+        calls(cuda)[op]()
+
+
+def test_side_stream(cuda: str) -> None:
+    arguments = bucket(cuda, (200_000, 100), 0.01)
+    wanted, _ = expected(arguments)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(10_000_000)  # whoever does not wait for this stream is early
+        arguments["residual"].add_(0.0)
+        found = run(arguments, Hints.none(2, torch.device(cuda)))
+    torch.cuda.current_stream().wait_stream(stream)
+    assert_same_bits(found.cpu(), wanted)
+
+
+def test_captured_into_a_graph_and_replayed(cuda: str) -> None:
+    arguments = bucket(cuda, (200_000, 100, 5), 0.01)
+    hints = Hints.none(3, torch.device(cuda))
+    outputs = [torch.zeros_like(weight) for weight in arguments["weights"]]
+    offsets = [0, 200_000, 200_100, 200_105]
+    initial = {name: arguments[name].clone() for name in ("residual", "velocity")}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # an op that waits for the device, or copies from the host, ends the capture
+        found = run(arguments, hints)
+        values = ops.take(arguments["residual"], arguments["velocity"], found, offsets)
+        ops.put(outputs, found, values)
+        sums = ops.square_sum(outputs)
+        ops.count_nonfinite(outputs)
+    for name, tensor in initial.items():
+        arguments[name].copy_(tensor)
+    for _ in range(3):
+        wanted, residual = expected(arguments)
+        graph.replay()
+        assert_same_bits(found.cpu(), wanted)
+        residual[wanted[wanted >= 0]] = 0.0
+        assert_same_bits(arguments["residual"].cpu(), residual)
+        assert bool((sums > 0).any())
+
+
+def test_another_device_than_the_current_one(cuda: str) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    arguments = bucket("cuda:1", (20_000, 100), 0.01)
+    wanted, _ = expected(arguments)
+    found = run(arguments, Hints.none(2, torch.device("cuda:1")))
+    assert found.device == torch.device("cuda:1")
+    assert torch.cuda.current_device() == 0
+    assert_same_bits(found.cpu(), wanted)

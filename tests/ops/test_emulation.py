@@ -1,0 +1,29 @@
+"""The CUDA kernels, compiled for the CPU and run as blocks, warps and lanes: the tests of the ops without a GPU."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ops.emulation import build
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(build.compiler() is None, reason="no g++ to compile the CUDA kernels for the CPU with")
+@pytest.mark.skipif("RINGPRUNE_EMULATED" in os.environ, reason="this is the run it starts")
+def test_cuda_kernels_on_the_cpu() -> None:
+    library = build.build(ROOT / "build" / "emulated", [])
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "emulated", "tests/ops"],
+        cwd=ROOT,
+        env=os.environ | {"RINGPRUNE_NATIVE": "off", "RINGPRUNE_EMULATED": str(library)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout
