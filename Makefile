@@ -6,15 +6,15 @@ ARGS ?=
 
 RUN = mpi_scripts/environment/run
 SOURCES = setup.py ringprune tests examples mpi_scripts
-CLANG_FORMAT = find csrc tests/ops/emulation \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -exec $(RUN) clang-format
+CLANG_FORMAT = find csrc tests \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -exec $(RUN) clang-format
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo test lint format bench docs clean distclean
+.PHONY: help environment demo test fuzz tsan lint format bench docs clean distclean
 
 help: ## List these commands
 	@awk -F ' ## ' '/^[a-z]+:.* ## / { sub(/:.*/, "", $$1); printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo
-	@echo "Variables: SEEDS=3 (demo)  ARGS='-k iwp' (test, bench)  MPI=system  TORCH=cpu  TORCH_INDEX=URL  PYTHON=python3.12"
+	@echo "Variables: SEEDS=3 (demo)  ARGS='-k iwp' (test, bench, fuzz, tsan)  MPI=system  TORCH=cpu  TORCH_INDEX=URL  PYTHON=python3.12"
 	@echo "           RINGPRUNE_BUILD=auto|cpu|cuda|none; mpi_scripts/environment/set_up.py says what they do."
 
 environment: ## Set up .venv: torch, MPI, Horovod, the native library; seconds when nothing changed
@@ -25,6 +25,12 @@ demo: environment ## Train with plain Horovod and with RingPrune side by side; r
 
 test: environment ## Run all tests; ARGS goes to pytest
 	$(RUN) python -m pytest $(ARGS)
+
+fuzz: environment ## Call the native kernels with random arguments under AddressSanitizer and UBSan, 60 s
+	$(RUN) python -m tests.sanitizers address $(ARGS)
+
+tsan: environment ## The same with several threads under ThreadSanitizer, 60 s
+	$(RUN) python -m tests.sanitizers thread $(ARGS)
 
 lint: environment ## Check style, types and formatting, and that CUDA sources compile
 	$(RUN) ruff check $(SOURCES)

@@ -94,6 +94,9 @@ struct Selection {
     check_numbers({op, "parameters"}, parameters, tensors, 0.0);
     check_flat({op, "hints"}, hints.view(-1), at::kInt, 2 * tensors, device);
     check_flat({op, "tally"}, tally, at::kLong, 4, device);
+    check_apart_from({op, "hints"}, hints, accumulation);
+    check_apart_from({op, "tally"}, tally, accumulation);
+    check_overlap({op, "hints"}, hints, {op, "tally"}, tally);
     for (int64_t i = 0; i < tensors; ++i) {
       check_overlap({op, "residual_out"}, accumulation.residual_out, {op, "weights", i}, weights[i]);
       if (accumulation.velocity_out) {
@@ -101,6 +104,19 @@ struct Selection {
       }
     }
     return check_counts(op, counts, offsets);
+  }
+
+ private:
+  // What is remembered shares no memory with what is computed with.
+  void check_apart_from(const Name& name, const at::Tensor& written, const Accumulation& given) const {
+    check_overlap(name, written, {name.op, "residual"}, given.residual);
+    check_overlap(name, written, {name.op, "residual_out"}, given.residual_out);
+    if (given.velocity) check_overlap(name, written, {name.op, "velocity"}, *given.velocity);
+    if (given.velocity_out) check_overlap(name, written, {name.op, "velocity_out"}, *given.velocity_out);
+    for (size_t i = 0; i < weights.size(); ++i) {
+      check_overlap(name, written, {name.op, "grads", static_cast<int64_t>(i)}, given.grads[i]);
+      check_overlap(name, written, {name.op, "weights", static_cast<int64_t>(i)}, weights[i]);
+    }
   }
 };
 

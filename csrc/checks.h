@@ -14,6 +14,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace ringprune {
@@ -39,6 +40,9 @@ inline void check_dense(const Name& name, const at::Tensor& tensor, at::Device d
   TORCH_CHECK_VALUE(tensor.device() == device, name.str(), " is on ", tensor.device(), "; ", device, " is needed");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided && tensor.is_contiguous(), name.str(), " (shape ", tensor.sizes(),
                     ") is not contiguous; a dense contiguous tensor is needed");
+  const auto needed = static_cast<size_t>(tensor.storage_offset()) * tensor.element_size() + tensor.nbytes();
+  TORCH_CHECK_VALUE(tensor.numel() == 0 || tensor.storage().nbytes() >= needed, name.str(), " needs ", needed,
+                    " bytes and its storage has ", tensor.storage().nbytes(), ": its memory has been given back");
 }
 
 // Refuses what is not a contiguous 1-D tensor of `numel` entries of `dtype`.
@@ -145,6 +149,20 @@ inline void check_overlap(const Name& written, const at::Tensor& tensor, const N
   TORCH_CHECK_VALUE(std::max(start, other_start) >= std::min(end, other_end), written.str(), " shares memory with ",
                     other_name.argument,
                     other_name.position < 0 ? std::string() : "[" + std::to_string(other_name.position) + "]");
+}
+
+// Refuses tensors of a list that share memory with each other.
+inline void check_apart(const char* op, const char* argument, at::TensorList tensors) {
+  std::vector<std::pair<uintptr_t, int64_t>> starts;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    if (tensors[i].numel() == 0) continue;
+    starts.emplace_back(reinterpret_cast<uintptr_t>(tensors[i].const_data_ptr()), static_cast<int64_t>(i));
+  }
+  std::sort(starts.begin(), starts.end());
+  for (size_t i = 1; i < starts.size(); ++i) {
+    const auto [one, other] = std::minmax(starts[i - 1].second, starts[i].second);
+    check_overlap({op, argument, one}, tensors[one], {op, argument, other}, tensors[other]);
+  }
 }
 
 // Tells autograd that the tensor has changed, as torch's own in-place ops do.

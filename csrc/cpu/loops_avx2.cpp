@@ -46,14 +46,14 @@ inline uint32_t above(const uint32_t* keys, __m256i bound) {
 }
 
 uint64_t at_least(const uint32_t* keys, uint32_t least) {
-  const __m256i bound = _mm256_set1_epi32(static_cast<int32_t>(least) - 1);
+  const __m256i bound = _mm256_set1_epi32(static_cast<int32_t>(least - 1));
   uint64_t mask = 0;
   for (int i = 0; i < 64; i += kWidth) mask |= static_cast<uint64_t>(above(keys + i, bound)) << i;
   return mask;
 }
 
 void compress(const uint32_t* keys, const int32_t* positions, uint32_t least, int64_t expected, int32_t* to) {
-  const __m256i bound = _mm256_set1_epi32(static_cast<int32_t>(least) - 1);
+  const __m256i bound = _mm256_set1_epi32(static_cast<int32_t>(least - 1));
   const int32_t* end = to + expected;
   // As long as a whole vector may be written, there are as many keys left to be read.
   for (; to + kWidth <= end; keys += kWidth, positions += kWidth) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -14,7 +15,7 @@ namespace ringprune {
 // A buffer of the process's pool for as long as this lives; each thread that asks at the same time gets its own.
 class Scratch {
  public:
-  explicit Scratch(size_t bytes) {
+  explicit Scratch(size_t bytes) : bytes_(bytes) {
     {
       const std::lock_guard lock(mutex());
       if (!pool().empty()) {
@@ -33,6 +34,11 @@ class Scratch {
 
   template <class T>
   T* take(size_t count) {
+#ifdef __SANITIZE_ADDRESS__  // pieces of their own, so that writing beyond the end of one is seen
+    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    if (used_ > bytes_) std::abort();
+    return reinterpret_cast<T*>(pieces_.emplace_back(new std::byte[count * sizeof(T)]).get());
+#endif
     T* taken = reinterpret_cast<T*>(block_.data.get() + used_);
     used_ += (count * sizeof(T) + 63) / 64 * 64;
     return taken;
@@ -53,7 +59,11 @@ class Scratch {
   }
 
   Block block_;
+  size_t bytes_;
   size_t used_ = 0;
+#ifdef __SANITIZE_ADDRESS__
+  std::vector<std::unique_ptr<std::byte[]>> pieces_;
+#endif
 };
 
 }  // namespace ringprune
