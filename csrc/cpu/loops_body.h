@@ -94,6 +94,7 @@ int64_t find(const uint32_t* keys, int64_t count, uint32_t least, int32_t* posit
     const int number = std::popcount(mask);
     int32_t* next = positions + found;
     const auto take = [&] {
+      __asm__("" : "+r"(mask));  // or the compiler finds out that 0 stays 0, and branches on it
       *next++ = static_cast<int32_t>(i) + std::countr_zero(mask);
       mask &= mask - 1;
     };
