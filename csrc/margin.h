@@ -11,7 +11,7 @@
 
 namespace ringprune {
 
-constexpr int64_t kUnit = 1024;
+constexpr int64_t kMarginUnit = 1024;
 constexpr int64_t kFirstMargin = 1434;   // 1.4
 constexpr int64_t kSteadyMargin = 1280;  // 1.25, where scores hardly change; below 1 where all of them grow
 constexpr int64_t kLeastMargin = 1;
@@ -26,7 +26,7 @@ C10_HOST_DEVICE inline int64_t margin_of(int64_t kept) { return kept > 0 ? clamp
 
 // The rank a hint is aimed at; the root allows for chance, which is large where ranks are small.
 C10_HOST_DEVICE inline int64_t rank_of(int64_t count, int64_t margin) {
-  const double aim = static_cast<double>(count) * static_cast<double>(margin) / kUnit;
+  const double aim = static_cast<double>(count) * static_cast<double>(margin) / kMarginUnit;
   return static_cast<int64_t>(aim + 3.0 * std::sqrt(aim) + 6.0);
 }
 

@@ -61,7 +61,8 @@ class Bucket {
         velocity_(given.velocity ? given.velocity->const_data_ptr<float>() : nullptr),
         residual_out_(given.residual_out.mutable_data_ptr<float>()),
         velocity_out_(given.velocity_out ? given.velocity_out->mutable_data_ptr<float>() : nullptr),
-        streams_(residual_out_ != residual_ && velocity_out_ != velocity_ && offsets.back() >= kStreamed) {}
+        streams_(residual_out_ != residual_ && (velocity_ == nullptr || velocity_out_ != velocity_) &&
+                 offsets.back() >= kStreamed) {}
 
   Correction correction(int64_t tensor) const {
     if (velocity_ == nullptr) return kNoMomentum;
@@ -76,7 +77,9 @@ class Bucket {
         residual_ + lo,
         velocity_ ? velocity_ + lo : nullptr,
         streams_ ? rooms.residual.data() : residual_out_ + lo,
-        streams_ ? rooms.velocity.data() : velocity_out_ + lo,
+        streams_        ? rooms.velocity.data()
+        : velocity_out_ ? velocity_out_ + lo
+                        : nullptr,
         count,
         static_cast<float>(given_.factors[tensor]),
         static_cast<float>(given_.momentum[tensor]),

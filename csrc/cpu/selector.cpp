@@ -3,59 +3,22 @@
 #include "selector.h"
 
 #include <atomic>
-#include <cmath>
 #include <numeric>
 
 #include "../arithmetic.h"
 #include "../margin.h"
 #include "../tensors.h"
+#include "sample.h"
 
 namespace ringprune {
 namespace {
 
 constexpr int32_t kPad = -1;
 
-// Candidates there is room for; beyond, a hint is no help.
-int64_t room_for(int64_t count) { return 3 * count + 4096; }
-
 std::vector<int64_t> range_of(size_t count) {
   std::vector<int64_t> numbers(count);
   std::iota(numbers.begin(), numbers.end(), 0);
   return numbers;
-}
-
-// What some of a tensor's entries tell: a key that somewhat more than the wanted number of all its entries reach (1
-// where there are few), and how many of them seem to reach another key.
-struct Sample {
-  uint32_t hint;
-  int64_t reach;
-};
-
-Sample sample(const KeySource& source, int64_t tensor, int64_t lo, int64_t hi, int64_t count, uint32_t other) {
-  constexpr int64_t kStretch = 32;  // entries read together
-  constexpr double kWanted = 100;   // entries of the sample that are among the largest `count`
-  constexpr int64_t kLeast = 4096;  // below, everything is a candidate
-  constexpr int64_t kMost = 131072;
-  const int64_t entries = hi - lo;
-  const double share = static_cast<double>(count) / static_cast<double>(entries);
-  const auto wanted = std::clamp(static_cast<int64_t>(kWanted / share), kLeast, kMost);
-  if (wanted >= entries || rank_of(count, kFirstMargin) >= entries) return {1, entries};
-
-  const int64_t stretches = wanted / kStretch;
-  const int64_t sampled = stretches * kStretch;
-  Scratch scratch(sizeof(uint32_t) * sampled);
-  auto* keys = scratch.take<uint32_t>(sampled);
-  uint32_t random = 12345;  // the same every time: a hint changes how fast, never what
-  for (int64_t i = 0; i < stretches; ++i) {
-    random = random * 1664525u + 1013904223u;
-    const int64_t begin = entries * i / stretches;
-    const int64_t slack = std::max<int64_t>(1, entries * (i + 1) / stretches - begin - kStretch);
-    source.read(tensor, lo + begin + (random >> 8) % slack, kStretch, keys + i * kStretch);
-  }
-  const double among = share * static_cast<double>(sampled);
-  const auto rank = static_cast<int64_t>(among + 4 * std::sqrt(among) + 2);
-  const int64_t reach = std::count_if(keys, keys + sampled, [&](uint32_t key) { return key >= other; });
-  return {std::max<uint32_t>(1, key_of_rank(keys, sampled, rank)), reach * entries / sampled};
 }
 
 }  // namespace
@@ -97,6 +60,7 @@ Selector::Selector(c10::IntArrayRef offsets, c10::IntArrayRef counts, c10::IntAr
       starts_(starts),
       hints_(hints.vec()),
       keys_(counts.size()),
+      guesses_(counts.size()),
       found_(counts.size()),
       division_of_(counts.size(), &division_),
       division_(offsets, range_of(counts.size()), counts) {
@@ -128,6 +92,19 @@ Selector::Fit Selector::fit(const Division& division, int64_t tensor) const {
   return candidates < counts_[tensor] && keys_[tensor] > 1 ? Fit::kMissed : Fit::kGood;
 }
 
+// Finds a hint that fits, and a margin for the next.
+void Selector::mend(const KeySource& source, int64_t tensor) {
+  const Sample seen = sample(source, tensor, offsets_[tensor], offsets_[tensor + 1], counts_[tensor], keys_[tensor]);
+  Hint& hint = hints_[tensor];
+  const int64_t margin = margin_of(hint.margin);
+  int64_t needed = needed_margin(rank_of(counts_[tensor], margin), seen.reach_other);
+  if (fit(division_, tensor) == Fit::kMissed) needed = std::max(needed, margin);  // whatever chance says
+  hint.margin = static_cast<int32_t>(mended_margin(margin, needed));
+  // Equal keys may be so many that no hint fits: then the pass need not look for them.
+  keys_[tensor] = seen.reach > 2 * room_for(counts_[tensor]) ? Part::kNothing : seen.hint;
+  guesses_[tensor] = seen.hint;
+}
+
 void Selector::collect_again(const KeySource& source) {
   std::vector<int64_t> again;
   for (size_t i = 0; i < keys_.size(); ++i) {
@@ -140,16 +117,7 @@ void Selector::collect_again(const KeySource& source) {
   }
   if (again.empty()) return;
   at::parallel_for(0, static_cast<int64_t>(again.size()), 1, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t tensor = again[i];
-      const Sample seen =
-          sample(source, tensor, offsets_[tensor], offsets_[tensor + 1], counts_[tensor], keys_[tensor]);
-      keys_[tensor] = seen.hint;
-      Hint& hint = hints_[tensor];
-      const int64_t margin = margin_of(hint.margin);
-      const int64_t needed = needed_margin(rank_of(counts_[tensor], margin), seen.reach);
-      hint.margin = static_cast<int32_t>(mended_margin(margin, needed));
-    }
+    for (int64_t i = begin; i < end; ++i) mend(source, again[i]);
   });
   second_ = std::make_unique<Division>(offsets_, again, counts_);
   second_->collect(keys_, [&](Part& part) {
@@ -162,41 +130,50 @@ void Selector::collect_again(const KeySource& source) {
   for (const int64_t tensor : again) division_of_[tensor] = second_.get();
 }
 
-// Where no hint serves - far more equal keys than are wanted, or a sample that misleads - the threshold is found digit
-// by digit, reading all keys for each. Rare, and slow for large tensors.
-void Selector::exhaust(const KeySource& source, int64_t tensor, int32_t* positions) {
-  const int64_t lo = offsets_[tensor];
-  const int64_t hi = offsets_[tensor + 1];
-  uint32_t threshold = 0;  // its digits so far
-  int64_t rank = counts_[tensor];
-  struct Digit {
-    int shift;
-    int bits;
-  };
-  for (const auto [shift, bits] : {Digit{20, 11}, Digit{9, 11}, Digit{0, 9}}) {
-    const uint32_t mask = (1u << bits) - 1;
-    const int above = shift + bits;
-    std::array<std::atomic<int64_t>, 2048> bins{};
-    at::parallel_for(lo, hi, kGrain, [&, shift = shift](int64_t begin, int64_t end) {
+// The threshold of a tensor by reading all of its keys: first whether the guess is it, as where far more keys are equal
+// than are wanted, then digit by digit. `rank` comes back as the number of ties to take.
+uint32_t Selector::read_threshold(const KeySource& source, int64_t tensor, int64_t& rank) const {
+  const uint32_t guess = guesses_[tensor];
+  const auto count = [&](auto& bins, const auto& bin_of) {
+    at::parallel_for(offsets_[tensor], offsets_[tensor + 1], kGrain, [&](int64_t begin, int64_t end) {
       std::array<uint32_t, kBlock> keys;
-      std::array<int64_t, 2048> own{};
-      for_each_block(begin, end, [&](int64_t at, int64_t count) {
-        source.read(tensor, at, count, keys.data());
-        for (int64_t i = 0; i < count; ++i) {
-          own[(keys[i] >> shift) & mask] += keys[i] >> above == threshold >> above;
-        }
+      std::array<int64_t, 2049> own{};  // the last for keys that do not count
+      for_each_block(begin, end, [&](int64_t at, int64_t number) {
+        source.read(tensor, at, number, keys.data());
+        for (int64_t i = 0; i < number; ++i) ++own[bin_of(keys[i])];
       });
-      for (size_t i = 0; i < own.size(); ++i) bins[i] += own[i];
+      for (size_t i = 0; i < bins.size(); ++i) bins[i] += own[i];
     });
+  };
+  std::array<std::atomic<int64_t>, 2> reach{};  // keys equal to the guess, and above it
+  count(reach, [&](uint32_t key) { return key > guess ? 1 : key == guess ? 0 : 2; });
+  if (guess && reach[1] < rank && rank <= reach[1] + reach[0]) {
+    rank -= reach[1];
+    return guess;
+  }
+  uint32_t threshold = 0;  // its digits so far
+  for (const auto& [shift, bits] : {std::pair{20, 11}, std::pair{9, 11}, std::pair{0, 9}}) {
+    const int low = shift;
+    const int high = shift + bits;
+    const uint32_t mask = (1u << bits) - 1;
+    std::array<std::atomic<int64_t>, 2048> bins{};
+    count(bins, [=](uint32_t key) { return key >> high == threshold >> high ? (key >> low) & mask : 2048; });
     uint32_t digit = mask;
     while (digit > 0 && rank > bins[digit]) rank -= bins[digit--];
-    threshold |= digit << shift;
+    threshold |= digit << low;
   }
-  int64_t ties = threshold ? rank : 0;  // an entry without importance is not selected
+  return threshold;
+}
+
+// Selects from a tensor for which no hint fits - far more equal keys than are wanted, or a sample that misleads.
+void Selector::exhaust(const KeySource& source, int64_t tensor, int32_t* positions) {
+  int64_t ties = counts_[tensor];
+  const uint32_t threshold = read_threshold(source, tensor, ties);
+  if (threshold == 0) ties = 0;  // an entry without importance is not selected
   int32_t* to = positions + starts_[tensor];
   int32_t* const end = to + counts_[tensor];
   std::array<uint32_t, kBlock> keys;
-  for_each_block(lo, hi, [&](int64_t at, int64_t count) {
+  for_each_block(offsets_[tensor], offsets_[tensor + 1], [&](int64_t at, int64_t count) {
     if (to == end) return;
     source.read(tensor, at, count, keys.data());
     for (int64_t i = 0; i < count; ++i) {
@@ -204,7 +181,8 @@ void Selector::exhaust(const KeySource& source, int64_t tensor, int32_t* positio
     }
   });
   std::fill(to, end, kPad);
-  hints_[tensor].key = static_cast<int32_t>(std::max<uint32_t>(1, threshold));
+  constexpr uint32_t kLower = 1u << 18;  // some hundredths: a hint that is the threshold misses every other time
+  hints_[tensor].key = static_cast<int32_t>(threshold > kLower ? threshold - kLower : 1);
   division_of_[tensor] = nullptr;
 }
 

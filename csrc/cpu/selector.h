@@ -13,18 +13,11 @@
 #include <vector>
 
 #include "candidates.h"
+#include "sample.h"
 #include "scratch.h"
 #include "threshold.h"
 
 namespace ringprune {
-
-// Where keys can be read again after the pass.
-class KeySource {
- public:
-  virtual ~KeySource() = default;
-  // Writes the keys of flat positions [lo, lo + count) of a tensor; count <= kBlock.
-  virtual void read(int64_t tensor, int64_t lo, int64_t count, uint32_t* keys) const = 0;
-};
 
 // What is kept of a tensor between steps: see Hints in ringprune/ops/accumulate_select.py.
 struct Hint {
@@ -99,7 +92,9 @@ class Selector {
  private:
   enum class Fit { kGood, kMissed, kOverflowed };
   Fit fit(const Division& division, int64_t tensor) const;
+  void mend(const KeySource& source, int64_t tensor);
   void collect_again(const KeySource& source);
+  uint32_t read_threshold(const KeySource& source, int64_t tensor, int64_t& rank) const;
   void exhaust(const KeySource& source, int64_t tensor, int32_t* positions);
   void resolve(int64_t tensor);
   void write(const Division& division, const Part& part, int32_t* positions) const;
@@ -108,7 +103,8 @@ class Selector {
   c10::IntArrayRef counts_;
   c10::IntArrayRef starts_;
   std::vector<Hint> hints_;
-  std::vector<uint32_t> keys_;  // the hints in use
+  std::vector<uint32_t> keys_;     // the hints in use
+  std::vector<uint32_t> guesses_;  // keys that may be thresholds, of tensors whose hint did not fit
   std::vector<Threshold> found_;
   std::vector<const Division*> division_of_;  // where the candidates of each tensor are; null: it is written already
   Division division_;

@@ -104,6 +104,7 @@ Threshold find_threshold(const Loops& loop, c10::ArrayRef<Part> parts, int64_t c
   result.key = nth_largest(order, rest);
   if (!many) result.next_hint = rank <= candidates ? nth_largest(order, rank) : 0;
   if (result.next_hint == 0) result.next_hint = extrapolate(result.key, count, hint, candidates, rank);
+  if (rank >= count) result.next_hint = std::min(result.next_hint, result.key);  // where it was interpolated
 
   for (size_t i = 0; i < parts.size(); ++i) {
     Share& share = result.shares[i];

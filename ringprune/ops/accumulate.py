@@ -1,7 +1,7 @@
 """Add corrected gradients to the residual: stage 1 of the exchange."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -69,18 +69,17 @@ def accumulate(
         ConfigurationError: a shape, device, length or number does not fit, or tensors share memory.
         ArgumentTypeError: a dtype does not fit.
     """
-    state: dict[str, Any] = {
-        "residual_out": residual_out,
-        "velocity_out": velocity_out,
-        "factors": factors,
-        "momentum": momentum,
-        "nesterov": nesterov,
-    }
-
-    def check() -> None:
-        check_accumulation("accumulate", grads, residual, velocity, **state)
-
-    nonfinite: Tensor = call(_accumulate, check, grads, residual, velocity, **state)
+    nonfinite: Tensor = call(
+        _accumulate,
+        grads,
+        residual,
+        velocity,
+        residual_out=residual_out,
+        velocity_out=velocity_out,
+        factors=factors,
+        momentum=momentum,
+        nesterov=nesterov,
+    )
     return nonfinite
 
 
@@ -165,4 +164,4 @@ def _accumulate_fake(grads: Sequence[Tensor], residual: Tensor, *args: object, *
     return torch.empty(len(grads), dtype=torch.int64, device=residual.device)
 
 
-_accumulate = define(SCHEMA, accumulate_reference, _accumulate_fake)
+_accumulate = define(SCHEMA, partial(check_accumulation, "accumulate"), accumulate_reference, _accumulate_fake)

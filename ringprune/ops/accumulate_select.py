@@ -102,26 +102,17 @@ def accumulate_select(
         ConfigurationError: a shape, device, length or number does not fit, or tensors share memory.
         ArgumentTypeError: a dtype does not fit.
     """
-    state: dict[str, Any] = {
-        "residual_out": residual_out,
-        "velocity_out": velocity_out,
-        "factors": factors,
-        "momentum": momentum,
-        "nesterov": nesterov,
-    }
-
-    def check() -> None:
-        check_accumulation("accumulate_select", grads, residual, velocity, **state)
-        _check_selection(grads, residual, weights, score, parameters, counts, hints)
-
     positions, nonfinite = call(
         _accumulate_select,
-        check,
         grads,
         residual,
         velocity,
         weights,
-        **state,
+        residual_out=residual_out,
+        velocity_out=velocity_out,
+        factors=factors,
+        momentum=momentum,
+        nesterov=nesterov,
         score=score,
         parameters=parameters,
         counts=counts,
@@ -131,17 +122,23 @@ def accumulate_select(
     return positions, nonfinite
 
 
-def _check_selection(
+def check_accumulate_select(
     grads: Sequence[Tensor],
     residual: Tensor,
+    velocity: Tensor | None,
     weights: Sequence[Tensor],
+    *,
     score: str,
     parameters: Sequence[float],
     counts: Sequence[int],
-    hints: Hints,
+    hints: Tensor,
+    tally: Tensor,
+    **accumulation: Any,
 ) -> None:
-    """Refuse what does not fit the tensors that are accumulated."""
-    op, device = "accumulate_select", residual.device
+    """Refuse arguments of :func:`accumulate_select` that do not fit."""
+    op = "accumulate_select"
+    check_accumulation(op, grads, residual, velocity, **accumulation)
+    device = residual.device
     check_positions(op, residual.numel())
     check_tensors(op, "weights", weights, FLOATS, device=device, numel=residual.numel())
     for i, (weight, grad) in enumerate(zip(weights, grads, strict=False)):
@@ -151,8 +148,8 @@ def _check_selection(
     check_score(op, score)
     check_numbers(op, "parameters", parameters, len(grads), low=0.0)
     check_counts(op, counts, [grad.numel() for grad in grads])
-    check_flat(op, "hints.keys", hints.keys.view(-1), torch.int32, device=device, numel=2 * len(grads))
-    check_flat(op, "hints.tally", hints.tally, torch.int64, device=device, numel=len(TALLY))
+    check_flat(op, "hints.keys", hints.view(-1), torch.int32, device=device, numel=2 * len(grads))
+    check_flat(op, "hints.tally", tally, torch.int64, device=device, numel=len(TALLY))
 
 
 def accumulate_select_reference(
@@ -195,4 +192,4 @@ def _accumulate_select_fake(
     return positions, torch.empty(len(grads), dtype=torch.int64, device=residual.device)
 
 
-_accumulate_select = define(SCHEMA, accumulate_select_reference, _accumulate_select_fake)
+_accumulate_select = define(SCHEMA, check_accumulate_select, accumulate_select_reference, _accumulate_select_fake)

@@ -26,14 +26,15 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> Tensor:
         ConfigurationError: a tensor is not contiguous or on another device than the first.
         ArgumentTypeError: a dtype does not fit.
     """
-
-    def check() -> None:
-        check_tensors("count_nonfinite", "tensors", tensors, FLOATS_AND_DOUBLE)
-
     if isinstance(tensors, (list, tuple)) and not tensors:  # the dispatcher needs a tensor to find the kernel
         return torch.empty(0, dtype=torch.int64)
-    counts: Tensor = call(_count_nonfinite, check, tensors)
+    counts: Tensor = call(_count_nonfinite, tensors)
     return counts
+
+
+def check_count_nonfinite(tensors: Sequence[Tensor]) -> None:
+    """Refuse arguments of :func:`count_nonfinite` that do not fit."""
+    check_tensors("count_nonfinite", "tensors", tensors, FLOATS_AND_DOUBLE)
 
 
 def count_nonfinite_reference(tensors: Sequence[Tensor]) -> Tensor:
@@ -45,4 +46,4 @@ def _count_nonfinite_fake(tensors: Sequence[Tensor]) -> Tensor:
     return torch.empty(len(tensors), dtype=torch.int64, device=tensors[0].device)
 
 
-_count_nonfinite = define(SCHEMA, count_nonfinite_reference, _count_nonfinite_fake)
+_count_nonfinite = define(SCHEMA, check_count_nonfinite, count_nonfinite_reference, _count_nonfinite_fake)

@@ -46,14 +46,7 @@ def importance(residual: Tensor, weights: Sequence[Tensor], *, score: str, param
         ConfigurationError: a shape, device, length, number or the name does not fit.
         ArgumentTypeError: a dtype does not fit.
     """
-
-    def check() -> None:
-        check_flat("importance", "residual", residual, torch.float32)
-        check_tensors("importance", "weights", weights, FLOATS, device=residual.device, numel=residual.numel())
-        check_score("importance", score)
-        check_numbers("importance", "parameters", parameters, len(weights), low=0.0)
-
-    scores: Tensor = call(_importance, check, residual, weights, score=score, parameters=parameters)
+    scores: Tensor = call(_importance, residual, weights, score=score, parameters=parameters)
     return scores
 
 
@@ -61,6 +54,14 @@ def check_score(op: str, score: str) -> None:
     """Refuse what is not the name of a score."""
     if score not in SCORES:
         raise ConfigurationError(f"{op}: score is {score!r}; one of {', '.join(SCORES)} is needed")
+
+
+def check_importance(residual: Tensor, weights: Sequence[Tensor], *, score: str, parameters: Sequence[float]) -> None:
+    """Refuse arguments of :func:`importance` that do not fit."""
+    check_flat("importance", "residual", residual, torch.float32)
+    check_tensors("importance", "weights", weights, FLOATS, device=residual.device, numel=residual.numel())
+    check_score("importance", score)
+    check_numbers("importance", "parameters", parameters, len(weights), low=0.0)
 
 
 def importance_reference(
@@ -81,4 +82,4 @@ def _importance_fake(residual: Tensor, weights: Sequence[Tensor], *, score: str,
     return torch.empty_like(residual)
 
 
-_importance = define(SCHEMA, importance_reference, _importance_fake)
+_importance = define(SCHEMA, check_importance, importance_reference, _importance_fake)

@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import torch
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 
 from ringprune.errors import ArgumentTypeError, ConfigurationError, NativeLibraryError, RingPruneError
 
@@ -30,6 +29,7 @@ REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 BUILD = re.compile(rb"ringprune native library, (built for torch ([^\s,]+), threads \w+)")
 
 _LIBRARY = torch.library.Library("ringprune", "DEF")  # type: ignore[no-untyped-call]
+_CHECKS: dict[OpOverload, Callable[..., None]] = {}
 
 
 def native_path() -> Path | None:
@@ -50,11 +50,15 @@ def backend() -> Literal["native+cuda", "native", "reference"]:
     return "native+cuda" if _has_kernel("select", "CUDA") else "native"
 
 
-def define(schema: str, reference: Callable[..., Any], fake: Callable[..., Any]) -> OpOverload:
+def define(
+    schema: str, check: Callable[..., None], reference: Callable[..., Any], fake: Callable[..., Any]
+) -> OpOverload:
     """Define one op of ``torch.ops.ringprune``.
 
     Args:
         schema: name, arguments and results in torch's schema language; the only place where they stand.
+        check: refuses arguments that do not fit, in the words of Python; taken like all that follow by the op's
+            arguments. It is asked before ``reference`` and ``fake`` run, and to explain what a compiled kernel refused.
         reference: the op in torch; runs on every device for which the compiled library has no kernel.
         fake: the shapes and dtypes of the results, for ``torch.compile`` and fake tensors.
 
@@ -66,6 +70,14 @@ def define(schema: str, reference: Callable[..., Any], fake: Callable[..., Any])
             arguments: it was built from other sources.
     """
     name = schema.partition("(")[0]
+
+    def checked(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: object, **kwargs: object) -> Any:
+            check(*args, **kwargs)
+            return function(*args, **kwargs)
+
+        return run
+
     try:
         _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
     except RuntimeError as error:
@@ -74,53 +86,35 @@ def define(schema: str, reference: Callable[..., Any], fake: Callable[..., Any])
         raise _native_error(_PATH, f"its kernel for {name} takes other arguments: {error}") from error
     if _PATH is not None and not _has_kernel(name, "CPU"):
         raise _native_error(_PATH, f"it has no CPU kernel for {name}")
-    _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    torch.library.register_fake(f"ringprune::{name}", fake, lib=_LIBRARY)
+    _LIBRARY.impl(name, checked(reference), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"ringprune::{name}", checked(fake), lib=_LIBRARY)
     op: OpOverload = getattr(torch.ops.ringprune, name).default
+    _CHECKS[op] = check
     return op
 
 
-def call(op: OpOverload, check: Callable[[], None], first: object, *args: object, **kwargs: object) -> Any:
+def call(op: OpOverload, *args: object, **kwargs: object) -> Any:
     """Call ``op`` outside of autograd, with the errors of its kernel as ours.
 
-    The compiled kernels check their arguments themselves. In front of them ``check`` would cost more than a small
-    bucket's work, so there it is asked only after a refusal, for it knows Python's types and names arguments better.
-
-    Args:
-        op: what :func:`define` returned.
-        check: refuses arguments that do not fit.
-        first: the op's first argument; the tensor, or the first of the tensors, tells whose kernel is going to run.
-        args: the op's other arguments.
-        kwargs: the op's named arguments.
+    Compiled kernels check their arguments themselves: in front of them the checks of Python would cost more than a
+    small bucket's work. They are asked after a refusal, for they know Python's types and name arguments better.
 
     Raises:
         ConfigurationError: a value was refused.
         ArgumentTypeError: a type was refused.
     """
-    compiled = _is_compiled(op, first)
-    if not compiled:
-        check()
     try:
         with torch.no_grad():
-            return op(first, *args, **kwargs)
+            return op(*args, **kwargs)
     except RingPruneError:
         raise
     except (TypeError, ValueError, RuntimeError) as error:
-        if compiled:
-            check()
+        _CHECKS[op](*args, **kwargs)
         if isinstance(error, ValueError):
             raise ConfigurationError(str(error)) from None
         if isinstance(error, TypeError):
             raise ArgumentTypeError(str(error)) from None
         raise
-
-
-def _is_compiled(op: OpOverload, first: object) -> bool:
-    """Whether a compiled kernel is going to run, rather than a reference or a fake one."""
-    tensor = first[0] if isinstance(first, list) and first else first
-    if _PATH is None or not isinstance(tensor, torch.Tensor) or isinstance(tensor, FakeTensor):
-        return False
-    return tensor.is_cpu or (tensor.is_cuda and _has_kernel(op._schema.name.removeprefix("ringprune::"), "CUDA"))
 
 
 def _has_kernel(name: str, key: str) -> bool:

@@ -27,14 +27,15 @@ def put(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:
         ConfigurationError: a shape, device or an index does not fit; nothing has been written.
         ArgumentTypeError: a dtype does not fit; nothing has been written.
     """
+    call(_put, outputs, indices, values)
 
-    def check() -> None:
-        check_flat("put", "indices", indices, torch.int32)
-        check_flat("put", "values", values, torch.float32, device=indices.device, numel=indices.numel())
-        check_tensors("put", "outputs", outputs, FLOATS, device=indices.device)
-        check_positions("put", sum(output.numel() for output in outputs))
 
-    call(_put, check, outputs, indices, values)
+def check_put(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:
+    """Refuse arguments of :func:`put` that do not fit."""
+    check_flat("put", "indices", indices, torch.int32)
+    check_flat("put", "values", values, torch.float32, device=indices.device, numel=indices.numel())
+    check_tensors("put", "outputs", outputs, FLOATS, device=indices.device)
+    check_positions("put", sum(output.numel() for output in outputs))
 
 
 def put_reference(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:
@@ -52,4 +53,4 @@ def _put_fake(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> Non
     """Nothing is returned, so there is no shape to tell."""
 
 
-_put = define(SCHEMA, put_reference, _put_fake)
+_put = define(SCHEMA, check_put, put_reference, _put_fake)

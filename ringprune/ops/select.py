@@ -37,14 +37,7 @@ def select(scores: Tensor, offsets: Sequence[int], counts: Sequence[int]) -> Ten
         ConfigurationError: a shape, the offsets or a count do not fit.
         ArgumentTypeError: a dtype does not fit.
     """
-
-    def check() -> None:
-        check_flat("select", "scores", scores, torch.float32)
-        check_positions("select", scores.numel())
-        check_offsets("select", offsets, scores.numel())
-        check_counts("select", counts, [end - start for start, end in pairwise(offsets)])
-
-    positions: Tensor = call(_select, check, scores, offsets, counts)
+    positions: Tensor = call(_select, scores, offsets, counts)
     return positions
 
 
@@ -57,6 +50,14 @@ def check_counts(op: str, counts: Sequence[int], numels: Sequence[int]) -> None:
             raise ConfigurationError(
                 f"{op}: counts[{i}] = {count}; 0 to {entries} is allowed, the entries of tensor {i}"
             )
+
+
+def check_select(scores: Tensor, offsets: Sequence[int], counts: Sequence[int]) -> None:
+    """Refuse arguments of :func:`select` that do not fit."""
+    check_flat("select", "scores", scores, torch.float32)
+    check_positions("select", scores.numel())
+    check_offsets("select", offsets, scores.numel())
+    check_counts("select", counts, [end - start for start, end in pairwise(offsets)])
 
 
 def select_reference(scores: Tensor, offsets: Sequence[int], counts: Sequence[int]) -> Tensor:
@@ -90,4 +91,4 @@ def _select_fake(scores: Tensor, offsets: Sequence[int], counts: Sequence[int]) 
     return torch.empty(sum(counts), dtype=torch.int32, device=scores.device)
 
 
-_select = define(SCHEMA, select_reference, _select_fake)
+_select = define(SCHEMA, check_select, select_reference, _select_fake)

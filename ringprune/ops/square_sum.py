@@ -29,14 +29,15 @@ def square_sum(tensors: Sequence[Tensor]) -> Tensor:
         ConfigurationError: a tensor is not contiguous or on another device than the first.
         ArgumentTypeError: a dtype does not fit.
     """
-
-    def check() -> None:
-        check_tensors("square_sum", "tensors", tensors, FLOATS_AND_DOUBLE)
-
     if isinstance(tensors, (list, tuple)) and not tensors:  # the dispatcher needs a tensor to find the kernel
         return torch.empty(0, dtype=torch.float64)
-    sums: Tensor = call(_square_sum, check, tensors)
+    sums: Tensor = call(_square_sum, tensors)
     return sums
+
+
+def check_square_sum(tensors: Sequence[Tensor]) -> None:
+    """Refuse arguments of :func:`square_sum` that do not fit."""
+    check_tensors("square_sum", "tensors", tensors, FLOATS_AND_DOUBLE)
 
 
 def square_sum_reference(tensors: Sequence[Tensor]) -> Tensor:
@@ -57,4 +58,4 @@ def _square_sum_fake(tensors: Sequence[Tensor]) -> Tensor:
     return torch.empty(len(tensors), dtype=torch.float64, device=tensors[0].device)
 
 
-_square_sum = define(SCHEMA, square_sum_reference, _square_sum_fake)
+_square_sum = define(SCHEMA, check_square_sum, square_sum_reference, _square_sum_fake)

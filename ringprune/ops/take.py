@@ -33,18 +33,19 @@ def take(residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Se
         ConfigurationError: a shape, device, the offsets or an index do not fit; nothing has been written.
         ArgumentTypeError: a dtype does not fit; nothing has been written.
     """
-
-    def check() -> None:
-        check_flat("take", "residual", residual, torch.float32)
-        device, numel = residual.device, residual.numel()
-        if velocity is not None:
-            check_flat("take", "velocity", velocity, torch.float32, device=device, numel=numel)
-        check_flat("take", "indices", indices, torch.int32, device=device)
-        check_positions("take", numel)
-        check_offsets("take", offsets, numel)
-
-    values: Tensor = call(_take, check, residual, velocity, indices, offsets)
+    values: Tensor = call(_take, residual, velocity, indices, offsets)
     return values
+
+
+def check_take(residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Sequence[int]) -> None:
+    """Refuse arguments of :func:`take` that do not fit."""
+    check_flat("take", "residual", residual, torch.float32)
+    device, numel = residual.device, residual.numel()
+    if velocity is not None:
+        check_flat("take", "velocity", velocity, torch.float32, device=device, numel=numel)
+    check_flat("take", "indices", indices, torch.int32, device=device)
+    check_positions("take", numel)
+    check_offsets("take", offsets, numel)
 
 
 def take_reference(residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Sequence[int]) -> Tensor:
@@ -64,4 +65,4 @@ def _take_fake(residual: Tensor, velocity: Tensor | None, indices: Tensor, offse
     return torch.empty_like(indices, dtype=torch.float32)
 
 
-_take = define(SCHEMA, take_reference, _take_fake)
+_take = define(SCHEMA, check_take, take_reference, _take_fake)

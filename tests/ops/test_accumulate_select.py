@@ -219,15 +219,28 @@ def test_hints_that_do_not_fit_cost_a_read_and_no_entry(backend: Backend, jump: 
     assert (seen["overflowed"] > 0) == (jump > 1)
 
 
-def test_steady_scores_are_found_at_the_first_read(backend: Backend) -> None:
+@pytest.mark.parametrize(
+    ("n", "count"), [(64, 1), (2_048, 20), (4_000, 40), (9_408, 9), (9_408, 94), (100_000, 100), (200_000, 10_000)]
+)
+@pytest.mark.parametrize("disturbance", [1.0, 1e-3, 1e3, NAN])
+def test_steady_scores_are_found_at_the_first_read(backend: Backend, n: int, count: int, disturbance: float) -> None:
+    """And a step that is out of the way (a spike, an overflow of the loss scale) is forgotten within three steps."""
     generator = torch.Generator().manual_seed(1)
-    n = 200_000
     weights = [torch.randn(n, generator=generator)]
     hints = forgetful(backend, 1)
-    for _ in range(20):
-        grads = [torch.randn(n, generator=generator)]
-        reading(Step(grads, weights, torch.zeros(n), None, [2_000]), backend, hints)
-    assert hints.counts() == {"tensors": 20, "cold": int(backend.name != "reference"), "missed": 0, "overflowed": 0}
+    for number in range(25):
+        grads = [torch.randn(n, generator=generator) * (disturbance if number == 5 else 1.0)]
+        step = Step(grads, weights, torch.zeros(n), None, [count], parameters=[1.0])
+        if number == 5:
+            step.run(backend, hints)
+        else:
+            reading(step, backend, hints)
+        if number == 9:
+            seen = hints.counts()
+    assert seen["missed"] + seen["overflowed"] <= (0 if disturbance == 1.0 else 4)
+    last = hints.counts()
+    if backend.name != "reference":
+        assert last == seen | {"tensors": 25} and last["cold"] == 1
 
 
 @pytest.mark.parametrize("n", [50, 3_000, 50_000, 300_000])

@@ -4,12 +4,13 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ringprune
 from ringprune import ops
@@ -156,35 +157,92 @@ def test_errors_are_import_errors() -> None:
     assert issubclass(NativeLibraryError, ImportError)
 
 
-def test_call_turns_errors_of_kernels_into_ours() -> None:
+def test_call_turns_errors_of_kernels_into_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(error: Exception) -> None:
         raise error
 
+    monkeypatch.setitem(library._CHECKS, refuse, lambda error: None)
     for raised, ours in ((ValueError("v"), ConfigurationError), (TypeError("t"), ringprune.errors.ArgumentTypeError)):
         with pytest.raises(ours, match=str(raised)):
-            library.call(refuse, lambda: None, raised)
+            library.call(refuse, raised)
     with pytest.raises(RuntimeError, match="no fault of the arguments"):
-        library.call(refuse, lambda: None, RuntimeError("no fault of the arguments"))
+        library.call(refuse, RuntimeError("no fault of the arguments"))
 
 
-@pytest.mark.usefixtures("native")
-def test_checks_come_first_only_where_no_compiled_kernel_makes_them() -> None:
-    """Python's checks cost more than a small bucket's work, and know better names: they are asked after a refusal."""
-    asked = []
-
-    def accept(tensor: torch.Tensor) -> None:
-        if tensor.dim() > 1:
+def test_the_checks_of_python_explain_what_a_kernel_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kernel(x: int) -> int:
+        if x < 0:
             raise ValueError("the kernel's words")
+        return x
 
-    op = torch.ops.ringprune.square_sum.default
-    assert library._is_compiled(op, torch.ones(1))
-    library.call(accept, lambda: asked.append("compiled"), torch.ones(1))
-    assert asked == []
-    with pytest.raises(ConfigurationError, match="the kernel's words"):
-        library.call(accept, lambda: asked.append("refused"), torch.ones(1, 1))
-    assert asked == ["refused"]
-    library.call(accept, lambda: asked.append("fake"), FakeTensorMode().from_tensor(torch.ones(1)))
-    assert asked == ["refused", "fake"]
+    def check(x: int) -> None:
+        raise ConfigurationError("our words")
+
+    monkeypatch.setitem(library._CHECKS, kernel, check)
+    assert library.call(kernel, 1) == 1  # in front of a kernel the checks would cost more than a small bucket's work
+    with pytest.raises(ConfigurationError, match="our words"):
+        library.call(kernel, -1)
+
+
+def ones(**kwargs: Any) -> torch.Tensor:
+    return torch.ones(3, **kwargs)
+
+
+STATE = {"factors": [1.0], "momentum": [0.9], "nesterov": [False]}
+SELECTION = {"score": "ratio", "parameters": [0.1], "counts": [1]}
+POSITIONS = torch.tensor([0, 2], dtype=torch.int32)
+STRANGE = {
+    "meta": lambda x: x.to("meta"),
+    "sparse": lambda x: x.to_sparse(),
+}
+
+
+@pytest.mark.parametrize("strange", STRANGE)
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(
+            lambda out, odd: ops.accumulate([odd], out[0], out[1], residual_out=out[0], velocity_out=out[1], **STATE),
+            id="accumulate grads",
+        ),
+        pytest.param(
+            lambda out, odd: ops.accumulate([ones()], out[0], None, residual_out=odd, velocity_out=None, **STATE),
+            id="accumulate residual_out",
+        ),
+        pytest.param(
+            lambda out, odd: ops.accumulate_select(
+                [ones()],
+                out[0],
+                out[1],
+                [odd],
+                residual_out=out[0],
+                velocity_out=out[1],
+                **STATE,
+                **SELECTION,
+                hints=ops.Hints.none(1, torch.device("cpu")),
+            ),
+            id="accumulate_select weights",
+        ),
+        pytest.param(
+            lambda out, odd: ops.importance(out[0], [odd], score="ratio", parameters=[0.1]), id="importance weights"
+        ),
+        pytest.param(lambda out, odd: ops.put([out[0], odd], POSITIONS, torch.zeros(2)), id="put outputs"),
+        pytest.param(lambda out, odd: ops.put(out, POSITIONS, odd[:2].to(odd.dtype)), id="put values"),
+        pytest.param(lambda out, odd: ops.take(out[0], odd, POSITIONS, [0, 3]), id="take velocity"),
+        pytest.param(lambda out, odd: ops.square_sum([out[0], odd]), id="square_sum"),
+        pytest.param(lambda out, odd: ops.count_nonfinite([out[0], odd]), id="count_nonfinite"),
+    ],
+)
+def test_a_tensor_of_another_kind_sends_nobody_astray(call: Callable[..., Any], strange: str) -> None:
+    """Neither may be answered, or written, as if nothing were wrong.
+
+    The dispatcher serves a call that holds a meta tensor by the fake kernel, one that holds a sparse tensor by the
+    reference, whatever the other tensors are.
+    """
+    out = [ones(), ones()]
+    with pytest.raises((ConfigurationError, ringprune.errors.ArgumentTypeError, RuntimeError)):
+        call(out, STRANGE[strange](ones()))
+    assert all(bool((tensor == 1.0).all()) for tensor in out)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ at::Tensor importance(const at::Tensor& residual, at::TensorList weights, std::s
   const std::vector<int64_t> offsets = offsets_of(kOp, "weights", weights, residual.device());
   check_dtypes(kOp, "weights", weights);
   check_flat({kOp, "residual"}, residual, at::kFloat, offsets.back(), residual.device());
-  check_length({kOp, "parameters"}, parameters.size(), weights.size());
+  check_numbers({kOp, "parameters"}, parameters, weights.size(), 0.0);
   return with_score(kOp, score, [&](auto formula) {
     const Session session(residual);
     at::Tensor scores = session.empty(offsets.back(), at::kFloat), rows;

@@ -1,0 +1,29 @@
+// What some of a tensor's keys tell about all of them: a hint where there is none, or none that fits.
+
+#pragma once
+
+#include <cstdint>
+
+namespace ringprune {
+
+// Where keys can be read, before or after a pass.
+class KeySource {
+ public:
+  virtual ~KeySource() = default;
+  // Writes the keys of flat positions [lo, lo + count) of a tensor; count <= kBlock.
+  virtual void read(int64_t tensor, int64_t lo, int64_t count, uint32_t* keys) const = 0;
+};
+
+// Candidates there is room for, among which `count` are selected; with more a hint is no help.
+inline int64_t room_for(int64_t count) { return 3 * count + 4096; }
+
+struct Sample {
+  uint32_t hint;        // a key that somewhat more than the wanted number of keys reach; 1 where there is room for all
+  int64_t reach;        // keys that reach it, as far as the sample tells
+  int64_t reach_other;  // keys that reach the key asked about
+};
+
+// Reads some keys of flat positions [lo, hi) of a tensor, of a small one all of them.
+Sample sample(const KeySource& source, int64_t tensor, int64_t lo, int64_t hi, int64_t count, uint32_t other);
+
+}  // namespace ringprune
