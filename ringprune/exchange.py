@@ -305,11 +305,11 @@ class Exchange:
 
     def tally(self) -> dict[str, int]:
         """How selection went on this rank: see :class:`ringprune.ops.Hints`."""
-        none = dict.fromkeys(ops.Hints.none(0, torch.device("cpu")).counts(), 0)
+        total = dict.fromkeys(ops.TALLY, 0)
         for lane in self._lanes:
             if isinstance(lane, _Packed):
-                none = {name: none[name] + count for name, count in lane.residual.hints.counts().items()}
-        return none
+                total = {name: total[name] + count for name, count in lane.residual.hints.counts().items()}
+        return total
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """What must be saved of each packed parameter, as views by name: residual, velocity, rms."""

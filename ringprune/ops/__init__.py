@@ -6,7 +6,7 @@ are int32, so a bucket has fewer than 2**31 entries. On CUDA nothing waits for t
 """
 
 from ringprune.ops.accumulate import accumulate
-from ringprune.ops.accumulate_select import Hints, accumulate_select
+from ringprune.ops.accumulate_select import TALLY, Hints, accumulate_select
 from ringprune.ops.checks import MAX_POSITIONS
 from ringprune.ops.count_nonfinite import count_nonfinite
 from ringprune.ops.importance import importance
@@ -19,6 +19,7 @@ from ringprune.ops.take import take
 __all__ = [
     "MAX_POSITIONS",
     "PAD",
+    "TALLY",
     "Hints",
     "accumulate",
     "accumulate_select",

@@ -22,7 +22,7 @@ from ringprune.ops.importance import check_score, importance_reference
 from ringprune.ops.library import call, define
 from ringprune.ops.select import check_counts, select_reference
 
-__all__ = ["Hints", "accumulate_select"]
+__all__ = ["TALLY", "Hints", "accumulate_select"]
 
 SCHEMA = (
     "accumulate_select(Tensor[] grads, Tensor residual, Tensor? velocity, Tensor[] weights, *, "
@@ -30,7 +30,7 @@ SCHEMA = (
     "str score, float[] parameters, int[] counts, Tensor(c!) hints, Tensor(d!) tally) -> (Tensor, Tensor)"
 )
 
-TALLY = ("tensors", "cold", "missed", "overflowed")
+TALLY: tuple[str, ...] = ("tensors", "cold", "missed", "overflowed")
 
 
 @dataclass(frozen=True)
