@@ -12,7 +12,7 @@
 namespace ringprune {
 
 constexpr int64_t kMarginUnit = 1024;
-constexpr int64_t kFirstMargin = 1434;   // 1.4
+constexpr int64_t kFirstMargin = 1331;   // 1.3
 constexpr int64_t kSteadyMargin = 1280;  // 1.25, where scores hardly change; below 1 where all of them grow
 constexpr int64_t kLeastMargin = 1;
 constexpr int64_t kMostMargin = 2560;  // 2.5
