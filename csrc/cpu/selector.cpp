@@ -3,6 +3,8 @@
 #include "selector.h"
 
 #include <atomic>
+#include <bit>
+#include <iterator>
 #include <numeric>
 
 #include "../arithmetic.h"
@@ -100,7 +102,7 @@ void Selector::mend(const KeySource& source, int64_t tensor) {
   int64_t needed = needed_margin(rank_of(counts_[tensor], margin), seen.reach_other);
   if (fit(division_, tensor) == Fit::kMissed) needed = std::max(needed, margin);  // whatever chance says
   hint.margin = static_cast<int32_t>(mended_margin(margin, needed));
-  // Equal keys may be so many that no hint fits: then the pass need not look for them.
+  // Equal keys may be so many that no hint fits: then there is no use in collecting again.
   keys_[tensor] = seen.reach > 2 * room_for(counts_[tensor]) ? Part::kNothing : seen.hint;
   guesses_[tensor] = seen.hint;
 }
@@ -119,7 +121,10 @@ void Selector::collect_again(const KeySource& source) {
   at::parallel_for(0, static_cast<int64_t>(again.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) mend(source, again[i]);
   });
-  second_ = std::make_unique<Division>(offsets_, again, counts_);
+  std::vector<int64_t> hopeful;
+  std::copy_if(again.begin(), again.end(), std::back_inserter(hopeful),
+               [&](int64_t tensor) { return keys_[tensor] != Part::kNothing; });
+  second_ = std::make_unique<Division>(offsets_, hopeful, counts_);
   second_->collect(keys_, [&](Part& part) {
     alignas(64) std::array<uint32_t, kBlock> keys;
     for_each_block(part.lo, part.hi, [&](int64_t lo, int64_t count) {
@@ -130,10 +135,37 @@ void Selector::collect_again(const KeySource& source) {
   for (const int64_t tensor : again) division_of_[tensor] = second_.get();
 }
 
+// Counts the keys of a tensor that are equal to `key`, and those above it.
+Selector::Reach Selector::reach(const KeySource& source, int64_t tensor, uint32_t key) const {
+  std::atomic<int64_t> equal{0};
+  std::atomic<int64_t> above{0};
+  at::parallel_for(offsets_[tensor], offsets_[tensor + 1], kGrain, [&](int64_t begin, int64_t end) {
+    alignas(64) std::array<uint32_t, kBlock> keys;
+    Reach own;
+    for_each_block(begin, end, [&](int64_t at, int64_t count) {
+      std::fill(keys.begin() + count, keys.end(), 0);
+      source.read(tensor, at, count, keys.data());
+      for (int64_t i = 0; i < count; i += kWord) {
+        const uint64_t over = loops().at_least(keys.data() + i, key + 1);
+        own.above += std::popcount(over);
+        own.equal += std::popcount(loops().at_least(keys.data() + i, key) & ~over);
+      }
+    });
+    equal += own.equal;
+    above += own.above;
+  });
+  return {equal, above};
+}
+
 // The threshold of a tensor by reading all of its keys: first whether the guess is it, as where far more keys are equal
 // than are wanted, then digit by digit. `rank` comes back as the number of ties to take.
 uint32_t Selector::read_threshold(const KeySource& source, int64_t tensor, int64_t& rank) const {
   const uint32_t guess = guesses_[tensor];
+  const Reach seen = reach(source, tensor, guess);
+  if (seen.above < rank && rank <= seen.above + seen.equal) {
+    rank -= seen.above;
+    return guess;
+  }
   const auto count = [&](auto& bins, const auto& bin_of) {
     at::parallel_for(offsets_[tensor], offsets_[tensor + 1], kGrain, [&](int64_t begin, int64_t end) {
       std::array<uint32_t, kBlock> keys;
@@ -145,12 +177,6 @@ uint32_t Selector::read_threshold(const KeySource& source, int64_t tensor, int64
       for (size_t i = 0; i < bins.size(); ++i) bins[i] += own[i];
     });
   };
-  std::array<std::atomic<int64_t>, 2> reach{};  // keys equal to the guess, and above it
-  count(reach, [&](uint32_t key) { return key > guess ? 1 : key == guess ? 0 : 2; });
-  if (guess && reach[1] < rank && rank <= reach[1] + reach[0]) {
-    rank -= reach[1];
-    return guess;
-  }
   uint32_t threshold = 0;  // its digits so far
   for (const auto& [shift, bits] : {std::pair{20, 11}, std::pair{9, 11}, std::pair{0, 9}}) {
     const int low = shift;

@@ -94,6 +94,11 @@ class Selector {
   Fit fit(const Division& division, int64_t tensor) const;
   void mend(const KeySource& source, int64_t tensor);
   void collect_again(const KeySource& source);
+  struct Reach {
+    int64_t equal = 0;
+    int64_t above = 0;
+  };
+  Reach reach(const KeySource& source, int64_t tensor, uint32_t key) const;
   uint32_t read_threshold(const KeySource& source, int64_t tensor, int64_t& rank) const;
   void exhaust(const KeySource& source, int64_t tensor, int32_t* positions);
   void resolve(int64_t tensor);
