@@ -40,7 +40,7 @@ Sample sample(const KeySource& source, int64_t tensor, int64_t lo, int64_t hi, i
   const int64_t wanted = std::clamp(static_cast<int64_t>(kWanted / share), kLeast, kMost);
   const bool all = wanted >= entries;
   const int64_t sampled = all ? entries : wanted / kStretch * kStretch;
-  Scratch scratch(sizeof(uint32_t) * sampled);
+  Scratch scratch(Scratch::bytes_for<uint32_t>(sampled));
   auto* keys = scratch.take<uint32_t>(sampled);
   if (all) {
     read_all(source, tensor, lo, hi, keys);

@@ -15,6 +15,13 @@ namespace ringprune {
 // A buffer of the process's pool for as long as this lives; each thread that asks at the same time gets its own.
 class Scratch {
  public:
+  // What taking `count` numbers uses up: pieces start at cache lines.
+  template <class T>
+  static constexpr size_t bytes_for(size_t count) {
+    return (count * sizeof(T) + 63) / 64 * 64;
+  }
+
+  // Args: the sum of bytes_for() over all that is going to be taken.
   explicit Scratch(size_t bytes) : bytes_(bytes) {
     {
       const std::lock_guard lock(mutex());
@@ -35,12 +42,12 @@ class Scratch {
   template <class T>
   T* take(size_t count) {
 #ifdef __SANITIZE_ADDRESS__  // pieces of their own, so that writing beyond the end of one is seen
-    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    used_ += bytes_for<T>(count);
     if (used_ > bytes_) std::abort();
     return reinterpret_cast<T*>(pieces_.emplace_back(new std::byte[count * sizeof(T)]).get());
 #endif
     T* taken = reinterpret_cast<T*>(block_.data.get() + used_);
-    used_ += (count * sizeof(T) + 63) / 64 * 64;
+    used_ += bytes_for<T>(count);
     return taken;
   }
 

@@ -37,7 +37,7 @@ Division::Division(c10::IntArrayRef offsets, c10::IntArrayRef tensors, c10::IntA
       const int64_t shift = offsets[tensor] - begins[i];
       const int64_t room = counts[tensor] ? std::min(hi - lo, room_for(counts[tensor])) : 0;
       parts_.push_back({tensor, lo + shift, hi + shift, room});
-      bytes += 2 * (sizeof(uint32_t) * (room + Part::kSlack) + 64) + sizeof(Histogram) + 64;
+      bytes += 2 * Scratch::bytes_for<uint32_t>(room + Part::kSlack) + Scratch::bytes_for<Histogram>(1);
     });
     first_.push_back(static_cast<int64_t>(parts_.size()));
   }
