@@ -1,5 +1,6 @@
 #!/bin/sh
 # Checks RingPrune on a machine with an NVIDIA GPU:  PYTHON=python3.12 mpi_scripts/gpu_check.sh [folder for results]
+# Without PYTHON it is .venv's, where there is one, otherwise python3.
 #
 # Needs a Python with torch built for CUDA, setuptools, and nvcc. What else is missing is said in one line, and what
 # needs it is skipped: ninja, pytest and hypothesis (tests), compute-sanitizer. Neither Horovod, MPI nor a network is
@@ -7,8 +8,14 @@
 #
 # Exit status: 0 all that ran is well; 1 something failed; 3 no torch with CUDA or no GPU, nothing was checked.
 
-python="${PYTHON:-python3}"
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd) || exit 1
+case "${1:-}" in -h | --help)
+    sed -n '2,/^$/s/^# \{0,1\}//p' "$0"
+    exit 0
+    ;;
+esac
+python="${PYTHON:-python3}"
+[ -n "${PYTHON:-}" ] || [ ! -x "$root/.venv/bin/python" ] || python="$root/.venv/bin/python"
 "$python" "$root/mpi_scripts/gpu_check.py" device
 status=$?
 [ "$status" -eq 0 ] || exit "$status"

@@ -195,6 +195,8 @@ def _native(answer: dict[str, Any], torch: dict[str, Any]) -> list[Finding]:
         return [Finding("native CPU", False, answer["trouble"], REBUILD)]
     has_cpu, has_cuda = answer["backend"] != "reference", answer["backend"] == "native+cuda"
     build = answer["build"] or "not in use: operations run in torch, slowly"
+    if os.environ.get("RINGPRUNE_NATIVE") == "off":
+        return [Finding("native CPU", False, "left alone: RINGPRUNE_NATIVE=off is set", "unset RINGPRUNE_NATIVE")]
     cpu = Finding("native CPU", has_cpu, build, "" if has_cpu else REBUILD)
     if has_cuda:
         return [cpu, Finding("native CUDA", True, "built")]

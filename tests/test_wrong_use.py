@@ -1,5 +1,6 @@
 """Wrong arguments, wrong order, wrong checkpoints: what the user is told, and on which ranks."""
 
+import dataclasses
 import gc
 import math
 from typing import Any
@@ -262,3 +263,18 @@ def test_a_checkpoint_loaded_on_one_rank_only_is_noticed() -> None:
             run(again, other, comm.rank, 1)
 
     rp.simulate(2, rank)
+
+
+@pytest.mark.parametrize(
+    ("slot", "value", "hint"),
+    [
+        ("density", 0.05, r"Density\(0.01\)"),
+        ("roots", "all", r"Roots\("),
+        ("clipping", 1.0, r"Clipping\("),
+        ("score", "magnitude", r"Magnitude\(\)"),
+    ],
+)
+def test_a_plain_value_in_a_slot_of_a_policy_is_refused_at_once(slot: str, value: object, hint: str) -> None:
+    """``replace(rp.IWP(), density=0.05)`` was taken, and failed at the first step."""
+    with pytest.raises(rp.ArgumentTypeError, match=rf"Policy\.{slot}=.*{hint}"):
+        dataclasses.replace(rp.IWP(), **{slot: value})

@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +22,8 @@ from ringprune.errors import ConfigurationError, RingPruneError
 __all__ = ["add_command"]
 
 CASES = ("flat", "cold", "resnet50")
+
+INTERRUPTED = 130  # as shells say it
 
 REFERENCE = "the torch reference computes, not compiled kernels: these figures say nothing about RingPrune's speed"
 
@@ -65,46 +68,67 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--repetitions", type=_whole, metavar="N", help="repetitions of each case, slow calls too")
     length.add_argument("--seconds", type=_seconds, metavar="S", help="seconds of repetitions in each case; 6")
-    length.add_argument("--quick", action="store_true", help="1e5 entries at 1 %%, 5 repetitions, no resnet50")
+    length.add_argument(
+        "--quick", action="store_true", help="1e5 entries at 1 %%, 5 repetitions, no resnet50 unless named"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, gradients and order; 0")
     parser.add_argument(
         "--allow-reference", action="store_true", help="measure even where the ops run in torch, not compiled"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the rows to FILE for programs; - is standard output")
+    parser.add_argument(
+        "--json", type=_target, metavar="FILE", help="write the rows to FILE for programs; - is standard output"
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     try:
-        rows = _rows(options)
+        rows, stopped = _rows(options)
     except RingPruneError as error:
         print(f"ringprune bench select: {error}", file=sys.stderr)
         return 2
-    text = json.dumps(rows, indent=1)
-    if options.json == "-":
-        print(text)
-    elif options.json:
-        Path(options.json).write_text(text + "\n")
+    _write(rows, options.json)
+    if stopped:
+        done = "these are the cases that were done" if rows else "before any case was done; no rows are written"
+        print(f"stopped: {done}", file=sys.stderr)
+        return INTERRUPTED
     return 0 if all(row["exact"] for row in rows) else 1
 
 
-def _rows(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure, and show the table unless standard output belongs to a program."""
+def _write(rows: list[dict[str, Any]], to: str | None) -> None:
+    """Rows for programs; a file of an earlier run stays where there are none, and is never seen half written."""
+    if to is None or not rows:
+        return
+    text = json.dumps(rows, indent=1)
+    if to == "-":
+        print(text)
+        return
+    new = Path(f"{to}.new")
+    new.write_text(text + "\n")
+    new.replace(to)
+
+
+def _rows(options: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
+    """Measure, and show the table unless standard output belongs to a program.
+
+    Returns:
+        The rows, and whether somebody stopped before all were there.
+    """
     device = _device(options)
     torch.set_num_threads(options.threads or machine.cores())
     people = options.json != "-"
     if people:
         print(machine.describe(device), end="\n\n", flush=True)
     same = {"device": device.type, "threads": torch.get_num_threads()} | machine.facts(device)
-    rows = []
+    rows, stopped = [], False
     try:
         for row in _measured(_cases(options), device, options, same):
             rows.append(row)
     except KeyboardInterrupt:
-        print("stopped: these are the cases that were done", file=sys.stderr)
+        stopped = True
     if people and rows:
         table.show(rows)
-    return rows
+    return rows, stopped
 
 
 def _measured(
@@ -142,12 +166,19 @@ def _device(options: argparse.Namespace) -> torch.device:
     compiled = ops.backend() == "native+cuda" if options.device == "cuda" else ops.backend() != "reference"
     if not compiled and not options.allow_reference:
         raise ConfigurationError(
-            f"no compiled {options.device} kernels are in use, the ops would run in torch and the figures mislead: see "
-            "ringprune doctor, or pass --allow-reference"
+            f"no compiled {options.device} kernels are in use (not built, or RINGPRUNE_NATIVE=off), the ops would run "
+            "in torch and the figures mislead: see ringprune doctor, or pass --allow-reference"
         )
     if not compiled:
         print(f"{REFERENCE} ({options.device})", file=sys.stderr)
     return torch.device(options.device)
+
+
+def _target(text: str) -> str:
+    path = Path(text)
+    if text != "-" and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise argparse.ArgumentTypeError(f"{text!r}: a file in a folder that exists and can be written to, or -")
+    return text
 
 
 def _whole(text: str) -> int:

@@ -44,7 +44,9 @@ def show(rows: Sequence[Row]) -> None:
     if not (sys.stdout.isatty() and _show_richly(headings, lines)):
         print(_plain(headings, lines))
     memory = [row["triad_gb_per_s"] for row in rows]
-    notes = [f"memory: {min(memory):.1f} to {max(memory):.1f} GB/s"] if memory else []
+    notes = [f"memory: {min(memory):.1f} to {max(memory):.1f} GB/s (a triad, in turns with the rest)"] if memory else []
+    if disturbed := sum(row["disturbed"] for row in rows):
+        notes.insert(0, f"* {disturbed} of {len(rows)} rows were disturbed by other jobs: figures not to be used\n")
     notes += [note for row in rows for note in _notes(row)]
     print("\n".join(["", LEGEND, "", *notes]))
 
@@ -59,10 +61,13 @@ def _show_richly(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> boo
         return False
     table = Table(box=SIMPLE_HEAD, padding=0)
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for line in lines:
         table.add_row(*line)
-    Console().print(table)
+    console = Console()
+    if console.measure(table).minimum > console.width:
+        return False  # a line that wraps can be read; columns that are cut short cannot
+    console.print(table)
     return True
 
 

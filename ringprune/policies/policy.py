@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from ringprune.agreement import Roots
 from ringprune.comm.communicator import Ability
+from ringprune.errors import ArgumentTypeError
 from ringprune.importance import Score
 from ringprune.residual import Clipping
 from ringprune.routing import Routing
@@ -44,6 +45,18 @@ class Policy:
     clipping: Clipping
 
     def __post_init__(self) -> None:
+        for name, value, kind, example in (
+            ("density", self.density, Density, "Density(0.01)"),
+            ("roots", self.roots, Roots, 'Roots("all")'),
+            ("clipping", self.clipping, Clipping, "Clipping(norm=1.0)"),
+        ):
+            if not isinstance(value, kind):
+                raise ArgumentTypeError(
+                    f"Policy.{name}={value!r}: a {kind.__module__}.{kind.__name__}, such as {example}; or give the "
+                    "plain value to the policy's function, for example ringprune.IWP"
+                )
+        if not hasattr(self.score, "parameters"):
+            raise ArgumentTypeError(f"Policy.score={self.score!r}: a score, such as ringprune.importance.Magnitude()")
         real_number("explore", self.explore, least=0, most=1)
         flag("momentum_correction", self.momentum_correction)
         flag("mask_velocity", self.mask_velocity)

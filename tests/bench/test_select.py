@@ -97,10 +97,33 @@ def test_what_was_measured_before_an_interrupt_is_kept(
         return measured(case, *rest)
 
     monkeypatch.setattr(select, "measure", interrupted)
-    bench("--cases", "flat", "--sizes", "1000", "2000", "--densities", "0.1", "--json", "-")
+    status = bench("--cases", "flat", "--sizes", "1000", "2000", "--densities", "0.1", "--json", "-")
     told = capsys.readouterr()
+    assert status == 130
     assert [row["n"] for row in json.loads(told.out)] == [1000]
     assert "stopped" in told.err
+
+
+def test_an_interrupt_before_the_first_row_leaves_an_earlier_file_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def interrupted(*_: Any) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(select, "measure", interrupted)
+    (earlier := tmp_path / "rows.json").write_text("earlier")
+    assert bench("--cases", "flat", "--sizes", "1000", "--json", str(earlier)) == 130
+    assert earlier.read_text() == "earlier"
+    assert "before any case was done" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("where", ["missing/rows.json", "."])
+def test_a_file_that_cannot_be_written_is_refused_before_measuring(
+    where: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        bench("--quick", "--json", str(tmp_path / where))
+    assert "a file in a folder that exists" in capsys.readouterr().err
 
 
 def test_a_short_run_is_there(capsys: pytest.CaptureFixture[str]) -> None:
