@@ -52,4 +52,7 @@ C10_HOST_DEVICE inline uint32_t key_of(float score) {
   return (bits & ~kSign) >= kNaNKey ? kNaNKey : positive;
 }
 
+// Fills what is left of a tensor's positions: PAD of ringprune/ops/select.py.
+constexpr int32_t kPad = -1;
+
 }  // namespace ringprune

@@ -75,28 +75,6 @@ class Pass {
   ScoreNumber score_;
 };
 
-class Ahead final : public KeySource {
- public:
-  explicit Ahead(const Pass& pass) : pass_(pass) {}
-  void read(int64_t tensor, int64_t lo, int64_t count, uint32_t* keys) const override {
-    pass_.look_ahead(tensor, lo, count, keys);
-  }
-
- private:
-  const Pass& pass_;
-};
-
-class Back final : public KeySource {
- public:
-  explicit Back(const Pass& pass) : pass_(pass) {}
-  void read(int64_t tensor, int64_t lo, int64_t count, uint32_t* keys) const override {
-    pass_.look_back(tensor, lo, count, keys);
-  }
-
- private:
-  const Pass& pass_;
-};
-
 std::tuple<at::Tensor, at::Tensor> accumulate_select(
     at::TensorList grads, const at::Tensor& residual, const std::optional<at::Tensor>& velocity, at::TensorList weights,
     const at::Tensor& residual_out, const std::optional<at::Tensor>& velocity_out, at::ArrayRef<double> factors,
@@ -113,11 +91,11 @@ std::tuple<at::Tensor, at::Tensor> accumulate_select(
   int64_t* found = nonfinite.mutable_data_ptr<int64_t>();
   auto* kept = reinterpret_cast<Hint*>(hints.mutable_data_ptr<int32_t>());
   Selector selector(offsets, counts, starts, {kept, grads.size()});
-  selector.warm(Ahead(pass));
+  selector.warm([&](auto... block) { pass.look_ahead(block...); });
   selector.collect([&](Part& part) {
     if (const int64_t count = pass.accumulate(part)) std::atomic_ref(found[part.tensor]) += count;
   });
-  selector.finish(Back(pass), positions.mutable_data_ptr<int32_t>());
+  selector.finish([&](auto... block) { pass.look_back(block...); }, positions.mutable_data_ptr<int32_t>());
 
   std::copy(selector.hints().begin(), selector.hints().end(), kept);
   auto* counted = tally.mutable_data_ptr<int64_t>();

@@ -17,24 +17,24 @@ constexpr double kWanted = 100;   // entries of the sample that are among the la
 constexpr int64_t kLeast = 4096;  // entries of the sample
 constexpr int64_t kMost = 131072;
 
-void read_all(const KeySource& source, int64_t tensor, int64_t lo, int64_t hi, uint32_t* keys) {
-  for_each_block(lo, hi, [&](int64_t at, int64_t count) { source.read(tensor, at, count, keys + (at - lo)); });
+void read_all(KeySource source, int64_t tensor, int64_t lo, int64_t hi, uint32_t* keys) {
+  for_each_block(lo, hi, [&](int64_t at, int64_t count) { source(tensor, at, count, keys + (at - lo)); });
 }
 
-void read_some(const KeySource& source, int64_t tensor, int64_t lo, int64_t hi, int64_t stretches, uint32_t* keys) {
+void read_some(KeySource source, int64_t tensor, int64_t lo, int64_t hi, int64_t stretches, uint32_t* keys) {
   uint32_t random = 12345;  // the same every time: a hint changes how fast, never what
   const int64_t entries = hi - lo;
   for (int64_t i = 0; i < stretches; ++i) {
     random = random * 1664525u + 1013904223u;
     const int64_t begin = entries * i / stretches;
     const int64_t slack = std::max<int64_t>(1, entries * (i + 1) / stretches - begin - kStretch);
-    source.read(tensor, lo + begin + (random >> 8) % slack, kStretch, keys + i * kStretch);
+    source(tensor, lo + begin + (random >> 8) % slack, kStretch, keys + i * kStretch);
   }
 }
 
 }  // namespace
 
-Sample sample(const KeySource& source, int64_t tensor, int64_t lo, int64_t hi, int64_t count, uint32_t other) {
+Sample sample(KeySource source, int64_t tensor, int64_t lo, int64_t hi, int64_t count, uint32_t other) {
   const int64_t entries = hi - lo;
   const double share = static_cast<double>(count) / static_cast<double>(entries);
   const int64_t wanted = std::clamp(static_cast<int64_t>(kWanted / share), kLeast, kMost);

@@ -2,17 +2,15 @@
 
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <cstdint>
 
 namespace ringprune {
 
-// Where keys can be read, before or after a pass.
-class KeySource {
- public:
-  virtual ~KeySource() = default;
-  // Writes the keys of flat positions [lo, lo + count) of a tensor; count <= kBlock.
-  virtual void read(int64_t tensor, int64_t lo, int64_t count, uint32_t* keys) const = 0;
-};
+// Where keys can be read, before or after a pass: writes the keys of flat positions [lo, lo + count) of a tensor,
+// count <= kBlock; called by several threads at once.
+using KeySource = c10::function_ref<void(int64_t tensor, int64_t lo, int64_t count, uint32_t* keys)>;
 
 // Candidates there is room for, among which `count` are selected; with more a hint is no help.
 inline int64_t room_for(int64_t count) { return 3 * count + 4096; }
@@ -24,6 +22,6 @@ struct Sample {
 };
 
 // Reads some keys of flat positions [lo, hi) of a tensor, of a small one all of them.
-Sample sample(const KeySource& source, int64_t tensor, int64_t lo, int64_t hi, int64_t count, uint32_t other);
+Sample sample(KeySource source, int64_t tensor, int64_t lo, int64_t hi, int64_t count, uint32_t other);
 
 }  // namespace ringprune

@@ -11,17 +11,6 @@ namespace {
 
 constexpr const char* kOp = "select";
 
-class Scores final : public KeySource {
- public:
-  explicit Scores(const float* scores) : scores_(scores) {}
-  void read(int64_t, int64_t lo, int64_t count, uint32_t* keys) const override {
-    loops().keys_of(scores_ + lo, count, keys);
-  }
-
- private:
-  const float* scores_;
-};
-
 at::Tensor select(const at::Tensor& scores, at::IntArrayRef offsets, at::IntArrayRef counts) {
   check_flat({kOp, "scores"}, scores, at::kFloat, scores.numel());
   check_positions(kOp, scores.numel());
@@ -29,18 +18,13 @@ at::Tensor select(const at::Tensor& scores, at::IntArrayRef offsets, at::IntArra
   const std::vector<int64_t> starts = check_counts(kOp, counts, offsets);
 
   at::Tensor positions = at::empty({starts.back()}, at::kInt);
-  const Scores source(scores.const_data_ptr<float>());
+  const float* from = scores.const_data_ptr<float>();
+  const auto keys = [&](int64_t, int64_t lo, int64_t count, uint32_t* to) { loops().keys_of(from + lo, count, to); };
   const std::vector<Hint> cold(counts.size());
   Selector selector(offsets, counts, starts, cold);
-  selector.warm(source);
-  selector.collect([&](Part& part) {
-    alignas(64) std::array<uint32_t, kBlock> keys;
-    for_each_block(part.lo, part.hi, [&](int64_t lo, int64_t count) {
-      source.read(part.tensor, lo, count, keys.data());
-      part.add(loops(), keys.data(), count, lo);
-    });
-  });
-  selector.finish(source, positions.mutable_data_ptr<int32_t>());
+  selector.warm(keys);
+  selector.collect(reading(keys));
+  selector.finish(keys, positions.mutable_data_ptr<int32_t>());
   return positions;
 }
 

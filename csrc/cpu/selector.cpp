@@ -10,12 +10,9 @@
 #include "../arithmetic.h"
 #include "../margin.h"
 #include "../tensors.h"
-#include "sample.h"
 
 namespace ringprune {
 namespace {
-
-constexpr int32_t kPad = -1;
 
 std::vector<int64_t> range_of(size_t count) {
   std::vector<int64_t> numbers(count);
@@ -71,7 +68,7 @@ Selector::Selector(c10::IntArrayRef offsets, c10::IntArrayRef counts, c10::IntAr
   }
 }
 
-void Selector::warm(const KeySource& ahead) {
+void Selector::warm(KeySource ahead) {
   std::vector<int64_t> cold;
   for (size_t i = 0; i < keys_.size(); ++i) {
     if (keys_[i] == 0) cold.push_back(static_cast<int64_t>(i));
@@ -95,7 +92,7 @@ Selector::Fit Selector::fit(const Division& division, int64_t tensor) const {
 }
 
 // Finds a hint that fits, and a margin for the next.
-void Selector::mend(const KeySource& source, int64_t tensor) {
+void Selector::mend(KeySource source, int64_t tensor) {
   const Sample seen = sample(source, tensor, offsets_[tensor], offsets_[tensor + 1], counts_[tensor], keys_[tensor]);
   Hint& hint = hints_[tensor];
   const int64_t margin = margin_of(hint.margin);
@@ -107,7 +104,7 @@ void Selector::mend(const KeySource& source, int64_t tensor) {
   guesses_[tensor] = seen.hint;
 }
 
-void Selector::collect_again(const KeySource& source) {
+void Selector::collect_again(KeySource source) {
   std::vector<int64_t> again;
   for (size_t i = 0; i < keys_.size(); ++i) {
     if (counts_[i] == 0) continue;
@@ -125,18 +122,12 @@ void Selector::collect_again(const KeySource& source) {
   std::copy_if(again.begin(), again.end(), std::back_inserter(hopeful),
                [&](int64_t tensor) { return keys_[tensor] != Part::kNothing; });
   second_ = std::make_unique<Division>(offsets_, hopeful, counts_);
-  second_->collect(keys_, [&](Part& part) {
-    alignas(64) std::array<uint32_t, kBlock> keys;
-    for_each_block(part.lo, part.hi, [&](int64_t lo, int64_t count) {
-      source.read(part.tensor, lo, count, keys.data());
-      part.add(loops(), keys.data(), count, lo);
-    });
-  });
+  second_->collect(keys_, reading(source));
   for (const int64_t tensor : again) division_of_[tensor] = second_.get();
 }
 
 // Counts the keys of a tensor that are equal to `key`, and those above it.
-Selector::Reach Selector::reach(const KeySource& source, int64_t tensor, uint32_t key) const {
+Selector::Reach Selector::reach(KeySource source, int64_t tensor, uint32_t key) const {
   std::atomic<int64_t> equal{0};
   std::atomic<int64_t> above{0};
   at::parallel_for(offsets_[tensor], offsets_[tensor + 1], kGrain, [&](int64_t begin, int64_t end) {
@@ -144,7 +135,7 @@ Selector::Reach Selector::reach(const KeySource& source, int64_t tensor, uint32_
     Reach own;
     for_each_block(begin, end, [&](int64_t at, int64_t count) {
       std::fill(keys.begin() + count, keys.end(), 0);
-      source.read(tensor, at, count, keys.data());
+      source(tensor, at, count, keys.data());
       for (int64_t i = 0; i < count; i += kWord) {
         const uint64_t over = loops().at_least(keys.data() + i, key + 1);
         own.above += std::popcount(over);
@@ -159,7 +150,7 @@ Selector::Reach Selector::reach(const KeySource& source, int64_t tensor, uint32_
 
 // The threshold of a tensor by reading all of its keys: first whether the guess is it, as where far more keys are equal
 // than are wanted, then digit by digit. `rank` comes back as the number of ties to take.
-uint32_t Selector::read_threshold(const KeySource& source, int64_t tensor, int64_t& rank) const {
+uint32_t Selector::read_threshold(KeySource source, int64_t tensor, int64_t& rank) const {
   const uint32_t guess = guesses_[tensor];
   const Reach seen = reach(source, tensor, guess);
   if (seen.above < rank && rank <= seen.above + seen.equal) {
@@ -171,7 +162,7 @@ uint32_t Selector::read_threshold(const KeySource& source, int64_t tensor, int64
       std::array<uint32_t, kBlock> keys;
       std::array<int64_t, 2049> own{};  // the last for keys that do not count
       for_each_block(begin, end, [&](int64_t at, int64_t number) {
-        source.read(tensor, at, number, keys.data());
+        source(tensor, at, number, keys.data());
         for (int64_t i = 0; i < number; ++i) ++own[bin_of(keys[i])];
       });
       for (size_t i = 0; i < bins.size(); ++i) bins[i] += own[i];
@@ -192,7 +183,7 @@ uint32_t Selector::read_threshold(const KeySource& source, int64_t tensor, int64
 }
 
 // Selects from a tensor for which no hint fits - far more equal keys than are wanted, or a sample that misleads.
-void Selector::exhaust(const KeySource& source, int64_t tensor, int32_t* positions) {
+void Selector::exhaust(KeySource source, int64_t tensor, int32_t* positions) {
   int64_t ties = counts_[tensor];
   const uint32_t threshold = read_threshold(source, tensor, ties);
   if (threshold == 0) ties = 0;  // an entry without importance is not selected
@@ -201,7 +192,7 @@ void Selector::exhaust(const KeySource& source, int64_t tensor, int32_t* positio
   std::array<uint32_t, kBlock> keys;
   for_each_block(offsets_[tensor], offsets_[tensor + 1], [&](int64_t at, int64_t count) {
     if (to == end) return;
-    source.read(tensor, at, count, keys.data());
+    source(tensor, at, count, keys.data());
     for (int64_t i = 0; i < count; ++i) {
       if (keys[i] > threshold || (keys[i] == threshold && ties-- > 0)) *to++ = static_cast<int32_t>(at + i);
     }
@@ -241,7 +232,7 @@ void Selector::write(const Division& division, const Part& part, int32_t* positi
   if (place + 1 == parts.size()) std::fill(to + shares[place].selected(), positions + starts_[tensor + 1], kPad);
 }
 
-void Selector::finish(const KeySource& source, int32_t* positions) {
+void Selector::finish(KeySource source, int32_t* positions) {
   collect_again(source);
   std::vector<int64_t> order;  // of the tensors whose candidates fit
   int64_t candidates = 0;

@@ -35,6 +35,17 @@ struct Tally {
   std::array<int64_t, 4> in_order() const { return {tensors, cold, missed, overflowed}; }
 };
 
+// A pass that does nothing but read keys and collect.
+inline auto reading(KeySource source) {
+  return [source](Part& part) {
+    alignas(64) std::array<uint32_t, kBlock> keys;
+    for_each_block(part.lo, part.hi, [&](int64_t lo, int64_t count) {
+      source(part.tensor, lo, count, keys.data());
+      part.add(loops(), keys.data(), count, lo);
+    });
+  };
+}
+
 // Some of a bucket's tensors, divided among the threads: each has a list of parts, in the order of their positions.
 class Division {
  public:
@@ -76,7 +87,7 @@ class Selector {
   Selector(c10::IntArrayRef offsets, c10::IntArrayRef counts, c10::IntArrayRef starts, c10::ArrayRef<Hint> hints);
 
   // Looks for hints where there are none, by sampling; `ahead` tells the keys that the pass is going to find.
-  void warm(const KeySource& ahead);
+  void warm(KeySource ahead);
 
   template <class Pass>
   void collect(const Pass& pass) {
@@ -84,7 +95,7 @@ class Selector {
   }
 
   // Writes the positions, and pads where a tensor has too few keys above 0; `source` tells the keys once more.
-  void finish(const KeySource& source, int32_t* positions);
+  void finish(KeySource source, int32_t* positions);
 
   const std::vector<Hint>& hints() const { return hints_; }
   const Tally& tally() const { return tally_; }
@@ -92,15 +103,15 @@ class Selector {
  private:
   enum class Fit { kGood, kMissed, kOverflowed };
   Fit fit(const Division& division, int64_t tensor) const;
-  void mend(const KeySource& source, int64_t tensor);
-  void collect_again(const KeySource& source);
+  void mend(KeySource source, int64_t tensor);
+  void collect_again(KeySource source);
   struct Reach {
     int64_t equal = 0;
     int64_t above = 0;
   };
-  Reach reach(const KeySource& source, int64_t tensor, uint32_t key) const;
-  uint32_t read_threshold(const KeySource& source, int64_t tensor, int64_t& rank) const;
-  void exhaust(const KeySource& source, int64_t tensor, int32_t* positions);
+  Reach reach(KeySource source, int64_t tensor, uint32_t key) const;
+  uint32_t read_threshold(KeySource source, int64_t tensor, int64_t& rank) const;
+  void exhaust(KeySource source, int64_t tensor, int32_t* positions);
   void resolve(int64_t tensor);
   void write(const Division& division, const Part& part, int32_t* positions) const;
 

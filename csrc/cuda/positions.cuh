@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(kThreads) write_positions(Bucket bucket, Keys 
   }
   const int64_t step = int64_t{strips_of(part)} * kThreads;
   for (int64_t i = progress.selected + int64_t{strip.me} * kThreads + threadIdx.x; i < part.count; i += step) {
-    positions[i] = -1;  // PAD of ringprune/ops/select.py
+    positions[i] = kPad;
   }
 }
 
