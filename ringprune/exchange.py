@@ -10,7 +10,7 @@
    [3] select       scores -> proposed indices                 local   selection.py      only on this step's roots
    [4] agree        proposals -> one index set on every rank   comm    agreement.py
    [5] pack         take values at the indices, clear them     local   packing.py
-   [6] reduce       sum the packed values over the ranks       comm    reduction.py
+   [6] reduce       sum the packed values over the ranks       comm    reduction/
    [7] unpack       write the average into param.grad          local   packing.py
         |
         v

@@ -52,6 +52,9 @@ NAMES = {
     "ringprune.policies",
     "ringprune.policies.iwp",
     "ringprune.exchange",
+    "ringprune.wire",
+    "ringprune.wire.indices",
+    "ringprune.wire.message",
 }
 
 
@@ -62,6 +65,7 @@ NAMES = {
         ("ringprune.packing", "from ringprune import selection"),
         ("ringprune.packing", "from . import selection"),
         ("ringprune.packing", "from .selection import top"),
+        ("ringprune.wire.indices", "from ringprune.packing import pack"),
         ("ringprune.packing", "def f():\n    import ringprune.selection"),
         ("ringprune.packing", "from ringprune.comm import connect"),
         ("ringprune.packing", "from ringprune.policies import IWP"),
@@ -94,6 +98,7 @@ def test_a_forbidden_import_is_found(module: str, source: str) -> None:
         ("ringprune.exchange", "from ringprune import packing, selection\nfrom .policies import Policy"),
         ("ringprune.comm.mpi", "from mpi4py import MPI\nfrom ringprune.comm.communicator import Handle"),
         ("ringprune.comm", "from .mpi import MpiCommunicator"),
+        ("ringprune.wire.indices", "from ringprune.wire.message import open_message"),
         ("ringprune.optimizer", "from ringprune.comm import connect\nfrom ringprune.exchange import Exchange"),
     ],
 )
