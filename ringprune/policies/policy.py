@@ -9,7 +9,8 @@ from ringprune.importance import Score
 from ringprune.residual import Clipping
 from ringprune.routing import Routing
 from ringprune.selection import Density
-from ringprune.validation import flag, real_number
+from ringprune.validation import flag, one_of, real_number
+from ringprune.wire import INDEX_FORMATS, VALUE_FORMATS
 
 __all__ = ["Policy"]
 
@@ -32,6 +33,10 @@ class Policy:
             had been sent in time.
         mask_velocity: clear the velocity where a value was sent.
         clipping: local gradient clipping.
+        values: how packed values travel, one of :data:`ringprune.wire.VALUE_FORMATS`; what rounding drops stays in the
+            residual.
+        dense_values: how tensors that travel dense do. With fewer bits they get a residual too.
+        index_format: how proposals travel, one of :data:`ringprune.wire.INDEX_FORMATS`.
     """
 
     name: str
@@ -43,6 +48,9 @@ class Policy:
     momentum_correction: bool
     mask_velocity: bool
     clipping: Clipping
+    values: str = "fp32"
+    dense_values: str = "fp32"
+    index_format: str = "auto"
 
     def __post_init__(self) -> None:
         for name, value, kind, example in (
@@ -60,8 +68,12 @@ class Policy:
         real_number("explore", self.explore, least=0, most=1)
         flag("momentum_correction", self.momentum_correction)
         flag("mask_velocity", self.mask_velocity)
+        one_of("values", self.values, VALUE_FORMATS)
+        one_of("dense_values", self.dense_values, VALUE_FORMATS)
+        one_of("index_format", self.index_format, INDEX_FORMATS)
 
     @property
     def needs(self) -> frozenset[Ability]:
         """What this policy asks of a communicator."""
-        return frozenset({"broadcast", "allreduce", "allgather"})
+        always: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather"})
+        return always if {self.values, self.dense_values} == {"fp32"} else always | {"alltoall"}

@@ -1,5 +1,5 @@
 """Stage 6: packed values are summed over the ranks."""
 
-from ringprune.reduction.mean import Mean, Reduction
+from ringprune.reduction.mean import Average, Mean
 
-__all__ = ["Mean", "Reduction"]
+__all__ = ["Average", "Mean"]

@@ -3,39 +3,22 @@
 They read and write only inside the arrays given, whatever these hold: what comes from another rank may be anything.
 """
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-from numba import njit, types
-from numba.extending import intrinsic
+
+from ringprune.compiled import compiled, ones, trailing_zeros
 
 __all__ = ["fill_bitmap", "fill_elias_fano", "read_bitmap", "read_elias_fano"]
 
-COMPILED = {"cache": True, "nogil": True}
+# numba finds types out by itself; the dtypes of arrays stand in the docstrings.
+Array: TypeAlias = Any
+Number: TypeAlias = Any
+Flag: TypeAlias = Any
 
 
-@intrinsic
-def _trailing_zeros(typing_context: Any, word: Any) -> Any:  # numba asks for both
-    """Number of the lowest bit set of a uint64 other than 0: one instruction, which numba has no name for."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
-
-    return types.uint64(types.uint64), emit
-
-
-@intrinsic
-def _ones(typing_context: Any, word: Any) -> Any:
-    """Number of bits set in a uint64."""
-
-    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return builder.ctpop(arguments[0])
-
-    return types.uint64(types.uint64), emit
-
-
-@njit(**COMPILED)  # type: ignore[untyped-decorator]
-def fill_bitmap(positions: np.ndarray, words: np.ndarray) -> None:
+@compiled
+def fill_bitmap(positions: Array, words: Array) -> None:
     """Set the bits at ``positions`` (int32, ascending, below 64 * len(words)) of ``words`` (uint64, zeros)."""
     current, word = 0, np.uint64(0)
     for position in positions:
@@ -48,30 +31,30 @@ def fill_bitmap(positions: np.ndarray, words: np.ndarray) -> None:
         words[current] = word
 
 
-@njit(**COMPILED)  # type: ignore[untyped-decorator]
-def read_bitmap(words: np.ndarray, numel: int, positions: np.ndarray) -> bool:
+@compiled
+def read_bitmap(words: Array, numel: Number, positions: Array) -> Flag:
     """Write the numbers of the bits set into ``positions`` (int32); False unless they are as many, below ``numel``."""
     count = 0
     for place in range(words.size):
         word = words[place]
         while word != np.uint64(0):
-            position = (place << 6) + np.int64(_trailing_zeros(word))
+            position = (place << 6) + np.int64(trailing_zeros(word))
             if count == positions.size or position >= numel:
                 return False
             positions[count] = position
             count += 1
             word &= word - np.uint64(1)
-    return count == positions.size
+    return np.bool_(count == positions.size)
 
 
-@njit(**COMPILED)  # type: ignore[untyped-decorator]
-def fill_elias_fano(positions: np.ndarray, width: int, highs: np.ndarray, lows: np.ndarray) -> None:
+@compiled
+def fill_elias_fano(positions: Array, width: Number, highs: Array, lows: Array) -> None:
     """Write ``positions`` (int32, ascending): their ``width`` low bits one after another, the rest in unary.
 
     Bit ``(position >> width) + i`` of ``highs`` is set for the i-th position; both arrays are uint64, zeros.
     """
     low_mask, bits = np.uint64((1 << width) - 1), np.uint64(width)
-    current, word = 0, np.uint64(0)
+    current, word = np.int64(0), np.uint64(0)
     filled, shift, low_word = 0, np.uint64(0), np.uint64(0)
     for i in range(positions.size):
         position = np.uint64(positions[i])
@@ -95,22 +78,22 @@ def fill_elias_fano(positions: np.ndarray, width: int, highs: np.ndarray, lows: 
         lows[filled] = low_word
 
 
-@njit(**COMPILED)  # type: ignore[untyped-decorator]
-def read_elias_fano(highs: np.ndarray, lows: np.ndarray, width: int, numel: int, positions: np.ndarray) -> bool:
+@compiled
+def read_elias_fano(highs: Array, lows: Array, width: Number, numel: Number, positions: Array) -> Flag:
     """Write the positions coded into ``positions`` (int32).
 
     False unless they are as many, ascend, and are below ``numel``. ``lows`` holds ``width`` bits for each.
     """
     low_mask, bits, wanted = np.uint64((1 << width) - 1), np.uint64(width), np.uint64(positions.size)
     # Unsigned throughout: an index that may be negative costs numba a branch.
-    count, bit, base, last = np.uint64(0), np.uint64(0), np.uint64(0), np.int64(-1)
-    ascending = True
+    count, bit, base = np.uint64(0), np.uint64(0), np.uint64(0)
+    last, ascending = np.int64(-1), np.bool_(True)
     for place in range(highs.size):
         word = highs[place]
-        if count + _ones(word) > wanted:
+        if count + ones(word) > wanted:
             return False
         while word != np.uint64(0):
-            high = base + _trailing_zeros(word) - count
+            high = base + trailing_zeros(word) - count
             low = np.uint64(0)
             if width:
                 at, shift = bit >> np.uint64(6), bit & np.uint64(63)

@@ -113,7 +113,9 @@ class IndexCode:
         first, second = words[1 : 1 + self._first_words], words[1 + self._first_words :]
         if self.coding == "list":
             positions[:] = first.view(np.int32)[:kept]
-            lawful = kept == 0 or bool((positions[0] >= 0) & (positions[-1] < self.numel) & (np.diff(positions) > 0).all())
+            lawful = kept == 0 or bool(
+                (positions[0] >= 0) & (positions[-1] < self.numel) & (np.diff(positions) > 0).all()
+            )
         elif self.coding == "bitmap":
             lawful = read_bitmap(first, self.numel, positions)
         else:

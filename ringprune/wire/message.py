@@ -66,7 +66,7 @@ def open_message(message: Tensor, code: int, body_bytes: int, *, name: str) -> T
 
 
 def _checksum(message: Tensor) -> int:
-    frame = message.numpy()
+    frame = memoryview(message.numpy())
     return zlib.crc32(frame[FRAME_BYTES:], zlib.crc32(frame[:4]))
 
 

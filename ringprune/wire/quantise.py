@@ -1,22 +1,25 @@
 """Loops that quantise values to whole numbers of one scale per block, compiled by numba, on host memory."""
 
+from typing import Any, TypeAlias
+
 import numpy as np
-from numba import njit
+
+from ringprune.compiled import compiled
 
 __all__ = ["BLOCK", "dequantise", "quantise"]
 
 BLOCK = 256
 """Values that share a scale: a bfloat16 of 16 bits, 0.06 bits per value."""
 
-COMPILED = {"cache": True, "nogil": True}
+Array: TypeAlias = Any  # of numpy; the dtypes stand in the docstrings
 
 
-@njit(**COMPILED)  # type: ignore[untyped-decorator]
-def quantise(values: np.ndarray, levels: int, scales: np.ndarray, codes: np.ndarray, rest: np.ndarray) -> None:
+@compiled
+def quantise(values: Array, levels: int, scales: Array, codes: Array, rest: Array) -> None:
     """Round each value to the nearest multiple of its block's scale, ties to even.
 
-    The scale is the largest magnitude over ``levels``, rounded up to bfloat16. Then ``code * scale`` is exact in float32,
-    and so is what rounding drops: ``value = code * scale + rest`` holds without error.
+    The scale is the largest magnitude over ``levels``, rounded up to bfloat16, or down where that would overflow. Then
+    ``code * scale`` is exact in float32, and so is what rounding drops: ``value = code * scale + rest`` without error.
 
     Args:
         values: float32, shape ``(n,)``.
@@ -35,8 +38,11 @@ def quantise(values: np.ndarray, levels: int, scales: np.ndarray, codes: np.ndar
             largest = max(largest, abs(values[i]))
         one[0] = largest / np.float32(levels)
         rounded = (bits[0] + np.uint32(0xFFFF)) >> np.uint32(16)
-        scales[block] = rounded
         bits[0] = rounded << np.uint32(16)
+        if np.isinf(one[0] * np.float32(levels)) and not np.isinf(largest):
+            rounded -= np.uint32(1)
+            bits[0] = rounded << np.uint32(16)
+        scales[block] = rounded
         scale = one[0]
         if not (scale > np.float32(0)):
             for i in range(lo, hi):
@@ -52,8 +58,8 @@ def quantise(values: np.ndarray, levels: int, scales: np.ndarray, codes: np.ndar
             rest[i] = values[i] - np.float32(code) * scale
 
 
-@njit(**COMPILED)  # type: ignore[untyped-decorator]
-def dequantise(scales: np.ndarray, codes: np.ndarray, values: np.ndarray) -> None:
+@compiled
+def dequantise(scales: Array, codes: Array, values: Array) -> None:
     """Write ``code * scale`` for each of ``codes`` (int8) into ``values`` (float32); see :func:`quantise`."""
     one = np.empty(1, np.float32)
     bits = one.view(np.uint32)

@@ -1,6 +1,7 @@
 """How values travel where they are not float32: in 16, 8 or 4 bits; what rounding drops is handed back.
 
-Every format gives ``value = decoded + rest`` without error in float32, so that what is dropped can be kept and sent later.
+Every format gives ``value = decoded + rest`` without error in float32, so that what is dropped can be kept and sent
+later.
 """
 
 from dataclasses import dataclass
@@ -57,7 +58,9 @@ class ValueCode:
         message = new_message(self.size(count) - FRAME_BYTES)
         scales, codes = self._parts(message[FRAME_BYTES:], count)
         if self.coding in _LEVELS:
-            whole = codes.view(torch.int8) if self.coding == "int8" else torch.zeros(2 * codes.numel(), dtype=torch.int8)
+            whole = (
+                codes.view(torch.int8) if self.coding == "int8" else torch.zeros(2 * codes.numel(), dtype=torch.int8)
+            )
             bits = scales.numpy().view(np.uint16)[: -(-count // BLOCK)]
             quantise(host.numpy(), _LEVELS[self.coding], bits, whole.numpy()[:count], dropped.numpy())
             if self.coding == "int4":
