@@ -19,7 +19,7 @@ from ringprune.errors import (
     UsageError,
 )
 from ringprune.optimizer import DistributedOptimizer
-from ringprune.policies import IWP, Dense, Policy
+from ringprune.policies import IWP, Dense, Policy, RandomK
 from ringprune.selection import Warmup
 
 __version__ = "0.1.0.dev0"
@@ -37,6 +37,7 @@ __all__ = [
     "NativeLibraryError",
     "NonFiniteGradientError",
     "Policy",
+    "RandomK",
     "RankMismatchError",
     "RingPruneError",
     "UsageError",

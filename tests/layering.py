@@ -28,7 +28,7 @@ ALLOWED = {
     "ops": {"leaf", "ops"},
     "stage": {"leaf", "protocol", "ops"},
     "policy": {"leaf", "protocol", "stage", "policy"},
-    "exchange": {"leaf", "protocol", "ops", "stage", "policy"},
+    "exchange": {"leaf", "protocol", "ops", "stage", "policy", "exchange"},
 }
 # Each of these is imported in one file.
 GATES = {

@@ -8,10 +8,11 @@ from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.policies.dense import Dense
 from ringprune.policies.iwp import IWP
 from ringprune.policies.policy import Policy
+from ringprune.policies.random_k import RandomK
 
-__all__ = ["IWP", "POLICIES", "Dense", "Policy", "as_policy", "check_abilities"]
+__all__ = ["IWP", "POLICIES", "Dense", "Policy", "RandomK", "as_policy", "check_abilities"]
 
-POLICIES: dict[str, Callable[[], Policy]] = {"dense": Dense, "iwp": IWP}
+POLICIES: dict[str, Callable[[], Policy]] = {"dense": Dense, "iwp": IWP, "random_k": RandomK}
 """Every policy by name, with its default settings."""
 
 

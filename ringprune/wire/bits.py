@@ -87,7 +87,8 @@ def read_elias_fano(highs: Array, lows: Array, width: Number, numel: Number, pos
     low_mask, bits, wanted = np.uint64((1 << width) - 1), np.uint64(width), np.uint64(positions.size)
     # Unsigned throughout: an index that may be negative costs numba a branch.
     count, bit, base = np.uint64(0), np.uint64(0), np.uint64(0)
-    last, ascending = np.int64(-1), np.bool_(True)
+    last: Number = np.int64(-1)
+    ascending: Flag = np.bool_(True)
     for place in range(highs.size):
         word = highs[place]
         if count + ones(word) > wanted:

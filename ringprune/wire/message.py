@@ -1,6 +1,7 @@
 """The frame of a coded message: which wire format it is in, and whether it arrived as it was sent."""
 
 import zlib
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ def open_message(message: Tensor, code: int, body_bytes: int, *, name: str) -> T
 
 
 def _checksum(message: Tensor) -> int:
-    frame = memoryview(message.numpy())
+    frame: Any = message.numpy()  # a buffer, which its annotations do not say
     return zlib.crc32(frame[FRAME_BYTES:], zlib.crc32(frame[:4]))
 
 
