@@ -83,17 +83,21 @@ class Metrics:
             ledger.candidates += candidates
 
     @contextmanager
-    def sending(self, content: Content, bucket: int | None = None) -> Iterator[None]:
-        """Attribute what the communicator counts meanwhile to ``content``, and to a bucket where it is one's."""
+    def sending(self, content: Content | tuple[Content, ...], bucket: int | None = None) -> Iterator[None]:
+        """Attribute what the communicator counts meanwhile to ``content``, and to a bucket where it is one's.
+
+        Several contents get equal shares: pairs of an index and a value are sent in one message.
+        """
         sent, payload = self._traffic.bytes_sent, self._traffic.payload_bytes
         yield
-        sent = self._traffic.bytes_sent - sent
-        for ledger in self._ledgers:
-            ledger.sent[content] += sent
-            ledger.payload[content] += self._traffic.payload_bytes - payload
-        if bucket is not None:
-            by_content = self._buckets.setdefault(bucket, dict.fromkeys(CONTENTS, 0.0))
-            by_content[content] += sent
+        contents = (content,) if isinstance(content, str) else content
+        for name in contents:
+            share = (self._traffic.bytes_sent - sent) / len(contents)
+            for ledger in self._ledgers:
+                ledger.sent[name] += share
+                ledger.payload[name] += (self._traffic.payload_bytes - payload) / len(contents)
+            if bucket is not None:
+                self._buckets.setdefault(bucket, dict.fromkeys(CONTENTS, 0.0))[name] += share
 
     def of_bucket(self, bucket: int) -> dict[Content, float]:
         """Bytes that a bucket has sent, by content."""

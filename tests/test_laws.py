@@ -42,6 +42,9 @@ POLICIES = {
     "8 bits": rp.IWP(0.05, roots="all", values="int8", dense_values="int8", momentum_correction=False),
     "4 bits": rp.IWP(0.05, values="int4", dense_values="int4", index_format="bitmap"),
     "dense in 16 bits": rp.Dense("bf16"),
+    "random": rp.RandomK(0.05, values="fp16", momentum_correction=True),
+    "own sets": rp.DGC(0.05, warmup=rp.Warmup(6)),
+    "own sets, scattered": rp.DGC(0.05, index_sets="scattered", dense_values="int8"),
 }
 
 
@@ -91,7 +94,9 @@ def test_what_is_sent_and_what_is_kept_is_what_came_in(size: int, policy: str, n
     assert (kept.abs().max() > 0) == keeps and sent.abs().max() > 0
 
 
-@pytest.mark.parametrize("policy", ["one root", "all roots", "explore", "error feedback", "16 bits", "4 bits"])
+@pytest.mark.parametrize(
+    "policy", ["one root", "all roots", "explore", "error feedback", "16 bits", "4 bits", "own sets"]
+)
 def test_flush_leaves_nothing_behind(policy: str) -> None:
     def rank(comm: rp.comm.Communicator) -> tuple[Tensor, Tensor, dict[str, Any]]:
         model = make_model()

@@ -10,6 +10,7 @@ from ringprune.comm.communicator import Communicator
 from ringprune.exchange.dense import DenseLane
 from ringprune.exchange.kept import KeptLane, RoundedLane
 from ringprune.exchange.lane import Lane, Setting
+from ringprune.exchange.own import OwnLane
 from ringprune.exchange.packed import PackedLane
 from ringprune.exchange.start_check import check_start
 from ringprune.metrics import CONTENTS, Content, Metrics
@@ -174,6 +175,6 @@ class Exchange:
 def _lane(bucket: Bucket, setting: Setting) -> Lane:
     """The way that a bucket takes."""
     if bucket.route == "packed":
-        return PackedLane(bucket, setting)
+        return PackedLane(bucket, setting) if setting.policy.index_sets == "shared" else OwnLane(bucket, setting)
     rounded = setting.policy.dense_values != "fp32" and bucket.dtype == torch.float32
     return RoundedLane(bucket, setting) if rounded else DenseLane(bucket, setting)

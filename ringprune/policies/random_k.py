@@ -22,7 +22,7 @@ def RandomK(
 ) -> Policy:
     """Random-k sparsification with error feedback (Stich et al., arXiv 1809.07599), with one seed for all ranks.
 
-    Each step sends ``k = max(1, round(density * numel))`` entries of a tensor, one out of each of ``k`` equal stretches.
+    Each step sends ``k = max(1, round(density * numel))`` entries of a tensor, one of each of ``k`` equal stretches.
     Nothing is scored, selected or agreed upon: it is the cheapest that any selection can be compared with, in time and
     in bytes, and what selection by value has to beat in accuracy.
 

@@ -23,6 +23,11 @@ class Mean:
     average: bool = True
     predivide: float = 1.0
 
+    def scale(self, sums: Tensor, size: int) -> None:
+        """Make averages of the sums over ``size`` ranks, in place, where :meth:`start` was not used."""
+        if self.average:
+            sums.mul_(1.0 / size)
+
     def start(self, comm: Communicator, values: Tensor, code: ValueCode | None = None, *, name: str) -> "Average":
         """[6] Start the reduction of ``values``, in place.
 

@@ -7,8 +7,9 @@ the indices are those that stand in a list.
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from ringprune.compiled import compiled
 
 __all__ = ["ABSENT", "Pairs", "add_pairs", "ascending_within", "densify", "sparsify"]
 
@@ -78,13 +79,13 @@ def _dense_sum(lists: Sequence[Pairs | NDArray[np.float32]], numel: int) -> NDAr
     return dense
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _scatter(dense: np.ndarray, indices: np.ndarray, values: np.ndarray) -> None:
     for i in range(indices.size):
         dense[indices[i]] += values[i] + np.float32(0)
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _ascend(indices: np.ndarray) -> bool:
     ascending = True
     for i in range(1, indices.size):
@@ -92,7 +93,7 @@ def _ascend(indices: np.ndarray) -> bool:
     return ascending
 
 
-@njit(cache=True, nogil=True)
+@compiled
 def _merge(
     left: np.ndarray,
     left_values: np.ndarray,

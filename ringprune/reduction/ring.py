@@ -8,15 +8,16 @@ After: P. Patarasu, X. Yuan, "Bandwidth optimal all-reduce algorithms for cluste
 """
 
 from collections import deque
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ringprune.comm.communicator import Communicator, Handle
 from ringprune.errors import CommunicatorError
+from ringprune.reduction.reduction import ValueCode
 
-__all__ = ["CHUNK_VALUES", "IN_FLIGHT", "Code", "RingReduction", "chunk_counts"]
+__all__ = ["CHUNK_VALUES", "IN_FLIGHT", "RingReduction", "chunk_counts"]
 
 CHUNK_VALUES = 1 << 18
 """Most values of a chunk, a multiple of the blocks of value codes."""
@@ -25,22 +26,6 @@ IN_FLIGHT = 4
 """Most shifts under way at once in one ring."""
 
 BLOCK = 256
-
-
-class Code(Protocol):
-    """How values travel where they are not float32: what the ring asks of ``wire.ValueCode``."""
-
-    def size(self, count: int) -> int:
-        """Bytes of a message of ``count`` values."""
-        ...
-
-    def encode(self, values: Tensor, rest: Tensor) -> Tensor:
-        """The message of ``values``, uint8; ``rest`` is overwritten with what it drops."""
-        ...
-
-    def decode(self, message: Tensor, count: int, *, name: str) -> Tensor:
-        """The values of a message; CommunicatorError where it is damaged."""
-        ...
 
 
 def chunk_counts(numel: int, size: int) -> tuple[int, ...]:
@@ -76,7 +61,7 @@ class RingReduction:
             :meth:`wait`. The ranks' contributions add up to the result and all ranks' ``rest``.
     """
 
-    def __init__(self, comm: Communicator, values: Tensor, code: Code | None, *, name: str) -> None:
+    def __init__(self, comm: Communicator, values: Tensor, code: ValueCode | None, *, name: str) -> None:
         self._comm = comm
         self._code = code
         self._name = name
@@ -170,13 +155,13 @@ class RingReduction:
         self._values.chunk(region, chunk).copy_(self._decoded(self._code, message, region, chunk))
         return message
 
-    def _encoded(self, code: Code, region: int, chunk: int) -> Tensor:
+    def _encoded(self, code: ValueCode, region: int, chunk: int) -> Tensor:
         assert self._rests is not None
         message = code.encode(self._values.chunk(region, chunk), self._rests.chunk(region, chunk))
         # What rests on a damaged message is damaged on purpose, so that no rank takes it for a sum.
         return torch.zeros_like(message) if (region, chunk) in self._damaged else message
 
-    def _decoded(self, code: Code, message: Tensor, region: int, chunk: int) -> Tensor:
+    def _decoded(self, code: ValueCode, message: Tensor, region: int, chunk: int) -> Tensor:
         count = self._counts[chunk]
         try:
             return code.decode(message, count, name=f"{self._name}, region {region}, chunk {chunk + 1}")
