@@ -1,4 +1,4 @@
-"""Running a test program as a real job, under mpirun or horovodrun, so that it cannot outlive its time limit."""
+"""Running a test program as a real job, under mpirun, horovodrun or torchrun, so that it cannot outlive its time limit."""
 
 import contextlib
 import importlib.util
@@ -16,7 +16,7 @@ from typing import Literal
 import psutil
 import pytest
 
-Launcher = Literal["mpirun", "horovodrun", "horovodrun-gloo", "alone"]
+Launcher = Literal["mpirun", "horovodrun", "horovodrun-gloo", "torchrun", "alone"]
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent  # not resolved: in a virtual environment python is a link out of it
@@ -29,6 +29,7 @@ COMMANDS: dict[Launcher, list[str]] = {
     "mpirun": ["mpirun", "--oversubscribe", "--bind-to", "none", "--tag-output", "-np"],
     "horovodrun": ["horovodrun", "--mpi", "-np"],
     "horovodrun-gloo": ["horovodrun", "--gloo", "-np"],
+    "torchrun": ["torchrun", "--standalone", "--no-python", "--nproc-per-node"],
     "alone": ["mpirun"],  # one process without a launcher; but where there is no mpirun there is no MPI
 }
 
