@@ -41,7 +41,7 @@ def test_torch_distributed_has_to_be_initialised() -> None:
 
 def test_a_torch_without_distributed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
-    with pytest.raises(DependencyError, match="this torch was built without torch.distributed"):
+    with pytest.raises(DependencyError, match=r"this torch was built without torch\.distributed"):
         connect("torch")
 
 
