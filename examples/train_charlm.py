@@ -10,7 +10,7 @@ from data.source_text import SYMBOLS, corpus, windows
 from distribute import clip_and_step, distribute
 from evaluation import Batches, mean_loss
 from journal import Journal
-from models import CharLSTM
+from models.char_lstm import CharLSTM
 from options import options, total_steps, warmup_then_cosine
 from ranks import device_of_this_rank, find_mpi
 from torch import Tensor

@@ -11,9 +11,9 @@ from data.shards import Shards, even_share, generator
 from distribute import clip_and_step, distribute
 from evaluation import Batches, accuracy, average_statistics
 from journal import Journal
+from models.resnet import cifar_resnet
 from options import options, total_steps, warmup_then_cosine
 from ranks import device_of_this_rank, find_mpi
-from resnet import cifar_resnet
 from torch.nn.functional import cross_entropy
 
 

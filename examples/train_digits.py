@@ -8,7 +8,7 @@ from data.shards import Shards, even_share
 from distribute import clip_and_step, distribute
 from evaluation import Batches, accuracy
 from journal import Journal
-from models import DigitsNet
+from models.digits_net import DigitsNet
 from options import options, total_steps, warmup_then_cosine
 from ranks import device_of_this_rank, find_mpi
 from torch.nn.functional import cross_entropy

@@ -3,9 +3,27 @@
 import pytest
 import torch
 from data.source_text import SYMBOLS
-from models import CharLSTM, DigitsNet, parameter_count
-from resnet import cifar_resnet, resnet18, resnet50
+from models import PUBLISHED, parameter_count, shapes
+from models.alexnet import alexnet
+from models.bert_base import Bert
+from models.char_lstm import CharLSTM
+from models.digits_net import DigitsNet
+from models.lstm_lm import WordLSTM
+from models.resnet import cifar_resnet, resnet18, resnet50
+from models.vgg19 import vgg19
 from torch import nn
+
+import ringprune.bench.resnet50
+
+# entries and tensors, as published: torchvision's models, the authors' BERT-base, and for the LSTM its 66 M
+SIZES = {
+    "alexnet": (61_100_840, 16),
+    "vgg19": (143_667_240, 38),
+    "resnet18": (11_689_512, 62),
+    "resnet50": (25_557_032, 161),
+    "bert_base": (109_482_240, 199),
+    "lstm_lm": (66_034_000, 11),
+}
 
 
 def test_digits_net() -> None:
@@ -33,11 +51,42 @@ def test_resnets(model: nn.Module, parameters: int, side: int) -> None:
     assert parameter_count(model) == parameters
 
 
-def test_published_sizes() -> None:
-    assert parameter_count(resnet18()) == 11_689_512
-    assert parameter_count(resnet50()) == 25_557_032
-
-
 def test_cifar_resnet_depth() -> None:
     with pytest.raises(ValueError, match="depth=9: allowed are 8, 14, 20"):
         cifar_resnet(9)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name: str) -> None:
+    found = shapes(name)
+    assert (sum(torch.Size(shape).numel() for shape in found.values()), len(found)) == SIZES[name]
+
+
+def test_shapes_are_those_of_the_parameters() -> None:
+    assert shapes("resnet18") == {name: tuple(p.shape) for name, p in resnet18().named_parameters()}
+
+
+def test_the_package_measures_the_same_resnet50() -> None:
+    """``ringprune bench`` cannot import the examples and keeps the shapes of its own; they are these."""
+    assert tuple(shapes("resnet50").values()) == ringprune.bench.resnet50.SHAPES
+
+
+@pytest.mark.parametrize("build", [alexnet, vgg19])
+def test_image_networks(build: type[nn.Module]) -> None:
+    with torch.device("meta"):
+        scores = build()(torch.zeros(2, 3, 224, 224))
+    assert scores.shape == (2, 1000)
+
+
+def test_bert() -> None:
+    model = Bert(vocabulary=50, width=16, layers=2, heads=4, inner=32, positions=10)
+    states, pooled = model(torch.zeros(3, 7, dtype=torch.long))
+    assert states.shape == (3, 7, 16)
+    assert pooled.shape == (3, 16)
+    pooled.sum().backward()
+    assert all(p.grad is not None for p in model.parameters())
+
+
+def test_word_lstm() -> None:
+    model = WordLSTM(vocabulary=50, hidden=8, layers=2, dropout=0.5)
+    assert model(torch.zeros(3, 7, dtype=torch.long)).shape == (3, 7, 50)

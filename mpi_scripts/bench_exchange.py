@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Compares exchanges of gradients, in seconds and in bytes on the wire: ``bench_exchange.py --help``."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[1:1] = [str(HERE), str(HERE.parent / "examples")]
+
+from emulated_cluster import CannotHere, ClusterError  # noqa: E402
+from exchanges import inside, outside  # noqa: E402
+from exchanges.errors import CannotRun  # noqa: E402
+from exchanges.job import current_job, started_by  # noqa: E402
+from exchanges.options import parsed  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: E402
+
+INTERRUPTED = 130  # as shells say it
+NOTHING_MEASURED = 3
+
+Row = dict[str, Any]
+
+
+class Report:
+    """What people are told meanwhile, on standard error: standard output may be a program's."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self.failures = 0
+
+    def say(self, line: str) -> None:
+        """One line, such as why a method is left out."""
+        self.failures += line.startswith("failed")
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, write, show; the exit status is that of the epilog of ``--help``."""
+    job_kind = started_by(os.environ)
+    options = parsed(arguments, inside=job_kind is not None)
+    rows: list[Row] = []
+    report = Report(Console(stderr=True))
+    try:
+        measured = _in_job(options, report) if job_kind else _outside(options, report)
+        for row in measured:
+            rows.append(row)
+    except (CannotHere, CannotRun) as error:
+        print(f"bench_exchange: nothing measured: {error}", file=sys.stderr)
+        return NOTHING_MEASURED
+    except ClusterError as error:
+        report.say(f"failed: {error}")
+    except KeyboardInterrupt:
+        report.say("stopped: these are the rows that were done")
+        _finish(rows, options)
+        return INTERRUPTED
+    _finish(rows, options)
+    return 1 if report.failures else 0
+
+
+def _outside(options: argparse.Namespace, report: Report) -> Iterator[Row]:
+    with _bar(outside.total(options)) as move:
+        yield from outside.rows(options, report.say, move)
+
+
+def _in_job(options: argparse.Namespace, report: Report) -> Iterator[Row]:
+    job = current_job()
+    rows = list(inside.rows(options, job, report.say if job.rank == 0 else lambda line: None))
+    if job.rank == 0:
+        yield from rows
+
+
+def _finish(rows: list[Row], options: argparse.Namespace) -> None:
+    """Rows for programs, a figure, and the table unless standard output is a program's."""
+    if not rows:
+        return
+    from exchanges import table
+
+    if options.json == "-":
+        print(json.dumps(rows, indent=1))
+    elif options.json:
+        new = Path(f"{options.json}.new")  # never seen half written
+        new.write_text(json.dumps(rows, indent=1) + "\n")
+        new.replace(options.json)
+    if options.plot:
+        from exchanges.figure import draw
+
+        draw(rows, options.plot)
+    table.show(rows, Console(stderr=options.json == "-"))
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Any]:
+    """A bar on a terminal; elsewhere a line for each measurement as it begins."""
+    console = Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("", total=total)
+        begun = 0
+
+        def move(what: str) -> None:
+            nonlocal begun
+            progress.update(bar, description=what, completed=begun)
+            begun += 1
+            if not console.is_terminal:
+                console.print(f"{begun}/{total}  {what}", markup=False, highlight=False, soft_wrap=True)
+
+        yield move
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Measures one exchange inside a job: barrier, step, barrier, step by step, and what every rank saw of it."""
+
+import gc
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from exchanges import interfaces
+from exchanges.choice import Choice
+from exchanges.exchange import Account
+from exchanges.gradients import Gradients
+from exchanges.job import Job
+from exchanges.methods import Method
+
+__all__ = ["Seen", "Step", "measure"]
+
+Tick = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One timed step of one rank.
+
+    Attributes:
+        seconds: from the barrier to the end of the exchange on this rank.
+        transmitted: bytes this host sent meanwhile, by interface, the barriers around included.
+        sent: bytes sent by the method's own account; None where it keeps none.
+        values: those of values.
+        computing: seconds of it outside of communication; None where nobody can tell.
+    """
+
+    seconds: float
+    transmitted: Mapping[str, int]
+    sent: float | None
+    values: float | None
+    computing: float | None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one rank saw: its host, its timed steps, and the account at the end."""
+
+    host: str
+    steps: list[Step]
+    account: Account
+
+
+def measure(
+    job: Job, method: Method, choice: Choice, shapes: Mapping[str, tuple[int, ...]], tick: Tick
+) -> list[Seen]:
+    """Measure ``method`` on gradients of these shapes; all ranks call it together.
+
+    Args:
+        job: the ranks.
+        method: what is measured.
+        choice: how.
+        shapes: of the parameters, by name.
+        tick: told which step of how many is done.
+
+    Returns:
+        What each rank saw, in rank order, on every rank.
+    """
+    module = Gradients(shapes, choice.seed, job.rank)
+    exchange = method.build(job, module, choice)
+    try:
+        steps = []
+        for number in range(choice.warmup + choice.steps):
+            module.draw()
+            loss = exchange.prepare()
+            account, transmitted = exchange.account(), interfaces.sent()
+            job.barrier()  # behind the counters: no rank of this host has begun when they are read
+            start = time.perf_counter()
+            exchange.run(loss)
+            seconds = time.perf_counter() - start
+            job.barrier()
+            if number >= choice.warmup:
+                steps.append(_step(seconds, transmitted, account, exchange.account()))
+            tick(number + 1, choice.warmup + choice.steps)
+        return job.gather(Seen(interfaces.host(), steps, exchange.account()))
+    finally:
+        exchange.close()
+        del exchange, module
+        gc.collect()  # wrapper and module hold each other; the next model needs the memory
+
+
+def _step(seconds: float, transmitted: Mapping[str, int], before: Account, after: Account) -> Step:
+    now = interfaces.sent()
+    return Step(
+        seconds,
+        {name: now[name] - count for name, count in transmitted.items() if name in now},
+        _difference(before.sent, after.sent),
+        _difference(before.values, after.values),
+        _difference(before.computing, after.computing),
+    )
+
+
+def _difference(before: float | None, after: float | None) -> float | None:
+    return None if before is None or after is None else after - before

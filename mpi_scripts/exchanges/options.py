@@ -1,0 +1,215 @@
+"""The command line of bench_exchange.py: what it takes, and what is wrong with what was given."""
+
+import argparse
+import difflib
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from emulated_cluster import bits_per_second
+from exchanges.choice import COMMUNICATORS, FORMATS, Choice
+from exchanges.methods import DEFAULTS, METHODS, Unknown, named
+from models import PUBLISHED
+
+__all__ = ["SECONDS", "choice_of", "parsed"]
+
+RATES = ("1gbit",)
+SECONDS = 600.0
+SIMULATED_ENTRIES = 1_000_000
+
+DESCRIPTION = """\
+Measures what exchanging the gradients of a model costs, method by method: seconds, and bytes on the wire by the kernel's
+own counters. Gradients have the real shapes of the model, all parameters, and are drawn outside of what is timed; a
+backward pass without computation hands them out one by one, so hooks, buckets and overlap work as in training.
+
+Started as it is, it makes an emulated cluster on this machine for each number of ranks (Linux, root; one rank per host,
+links of the rates given), runs a job per method on it, and takes it down. Started by mpirun it measures in the job that
+it is in: on a real cluster. There --rates names the speed of the links, if you know it, and nothing is limited.
+"""
+EPILOG = """\
+examples:
+  bench_exchange.py --models resnet50,alexnet --rates 1gbit,unlimited --ranks 4 --json rows.json --plot rows.png
+  bench_exchange.py --methods horovod-fp32-ring,ringprune:iwp --density 0.001 --rates 100mbit
+  bench_exchange.py --simulate-ranks 2,4,8,16,32,64          bytes against ranks; no network, no root
+  bench_exchange.py --methods peer --peer mine:exchange      mine.py: def exchange(named_gradients, ranks): ...
+  mpirun -np 16 --hostfile hosts python mpi_scripts/bench_exchange.py --models bert_base --rates 10gbit
+  mpirun ... --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm 4 python ... --methods horovod-fp32-ring
+
+An outside exchange (--peer) is called at each step on every rank with the gradients, a mapping from names to tensors,
+and with ranks.rank, ranks.size, ranks.step and ranks.density; it overwrites the gradients with their averages and returns
+nothing. It starts its own communication (mpi4py, Horovod). None is bundled. Only the kernel counts its bytes.
+
+Exit status: 0; 1 a method failed; 2 wrong arguments; 3 no emulated cluster can be made here, nothing was measured.
+docs/benchmarks.md says how to read the figures; docs/api.md lists the keys of the rows.
+"""
+
+
+def parsed(arguments: Sequence[str] | None, *, inside: bool) -> argparse.Namespace:
+    """The options; exits with status 2 and one line where they cannot work.
+
+    Args:
+        arguments: of the command line; None is this process's.
+        inside: whether this process is a rank of a job already.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    try:
+        named(options.methods)
+        _check(options, inside)
+    except (Unknown, ValueError) as error:
+        parser.error(str(error))
+    if options.peer and "peer" not in options.methods:
+        options.methods = [*options.methods, "peer"]
+    options.jobs = options.simulate_ranks is None or options.rates is not None or options.ranks is not None
+    options.ranks = options.ranks or [4]
+    return options
+
+
+def choice_of(options: argparse.Namespace, model: str, method: str, rate: str) -> Choice:
+    """What one row is measured on."""
+    names = ("communicator", "density", "values", "dense_values", "steps", "warmup", "seed", "peer")
+    return Choice(model, method, rate=rate, **{name: getattr(options, name) for name in names})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "bench_exchange.py",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what is compared (lists are separated by commas)")
+    what.add_argument(
+        "--models", type=_listed(_model), default=["resnet50"], metavar="M,..", help=f"{', '.join(PUBLISHED)}; resnet50"
+    )
+    what.add_argument(
+        "--methods", type=_listed(str), default=DEFAULTS, metavar="M,..", help="see --list-methods; all but the peer's"
+    )
+    what.add_argument("--list-methods", action=_ListMethods, help="show every method and leave")
+    what.add_argument("--peer", type=_peer, metavar="MODULE:FUNCTION", help="compare an outside exchange too; see below")
+    ours = parser.add_argument_group("RingPrune's methods")
+    ours.add_argument("--communicator", choices=COMMUNICATORS, default="mpi", help="what carries them; mpi")
+    ours.add_argument("--density", type=_share, default=0.01, metavar="D", help="share of entries sent; 0.01")
+    ours.add_argument("--values", choices=FORMATS, help="format of packed values; the policy's own")
+    ours.add_argument("--dense-values", choices=FORMATS, help="format of tensors that travel whole; the policy's own")
+    where = parser.add_argument_group("where")
+    where.add_argument("--rates", type=_listed(_rate), metavar="R,..", help="100mbit, 2.5gbit, unlimited; 1gbit")
+    where.add_argument("--ranks", type=_listed(_ranks), metavar="P,..", help="ranks, one per emulated host; 4")
+    where.add_argument(
+        "--simulate-ranks",
+        type=_listed(_ranks),
+        metavar="P,..",
+        help="count bytes on simulated ranks; without --rates and --ranks nothing else",
+    )
+    where.add_argument(
+        "--simulate-entries",
+        type=_whole,
+        default=SIMULATED_ENTRIES,
+        metavar="N",
+        help="of larger models the first rows of each tensor are simulated, about N entries in all; 1e6",
+    )
+    how = parser.add_argument_group("how")
+    how.add_argument("--steps", type=_whole, default=5, metavar="N", help="steps that are timed; 5")
+    how.add_argument("--warmup", type=_whole, default=2, metavar="N", help="steps before them; 2")
+    how.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, gradients and roots; 0")
+    how.add_argument("--time-limit", type=float, default=SECONDS, metavar="S", help="seconds for each job; 600")
+    results = parser.add_argument_group("results")
+    results.add_argument("--json", type=_file, metavar="FILE", help="write the rows for programs; - is standard output")
+    results.add_argument("--plot", type=_picture, metavar="FILE", help="draw seconds against rate, bytes against ranks")
+    return parser
+
+
+class _ListMethods(argparse.Action):
+    """Shows the methods, as ``--help`` shows the options."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002
+        super().__init__(option_strings, dest, nargs=0, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
+        width = max(map(len, METHODS))
+        parser.exit(message="".join(f"{name:{width}}  {method.about}\n" for name, method in METHODS.items()))
+
+
+def _check(options: argparse.Namespace, inside: bool) -> None:
+    if "peer" in options.methods and not options.peer:
+        raise ValueError("--methods peer: --peer MODULE:FUNCTION is missing")
+    if not inside:
+        return
+    if options.ranks is not None:
+        raise ValueError("--ranks: this is a job already, of as many ranks as mpirun was told")
+    if options.simulate_ranks is not None:
+        raise ValueError("--simulate-ranks: start it without mpirun, in one process")
+    if len(options.rates or ()) > 1:
+        raise ValueError("--rates: in a job that is there the links have one rate; name it, or leave it out")
+
+
+def _listed(of: Callable[[str], object]) -> Callable[[str], list[object]]:
+    def read(text: str) -> list[object]:
+        return [of(word.strip()) for word in dict.fromkeys(text.split(",")) if word.strip()] or [of(text)]
+
+    return read
+
+
+def _model(text: str) -> str:
+    if text not in PUBLISHED:
+        near = difflib.get_close_matches(text, PUBLISHED, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise argparse.ArgumentTypeError(f"{text!r}: one of {', '.join(PUBLISHED)}{hint}")
+    return text
+
+
+def _rate(text: str) -> str:
+    try:
+        bits_per_second(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _peer(text: str) -> str:
+    module, _, function = text.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), function]):
+        raise argparse.ArgumentTypeError(f"{text!r}: MODULE:FUNCTION, such as mine.exchanges:sparse")
+    return text
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not 0 < share <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number above 0 and at most 1, such as 0.01")
+    return share
+
+
+def _whole(text: str) -> int:
+    try:
+        number = int(float(text)) if float(text).is_integer() else 0
+    except (ValueError, OverflowError):
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number of at least 1")
+    return number
+
+
+def _ranks(text: str) -> int:
+    if (number := _whole(text)) < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: at least 2 ranks, one alone sends nothing")
+    return number
+
+
+def _file(text: str) -> str:
+    path = Path(text)
+    if text != "-" and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise argparse.ArgumentTypeError(f"{text!r}: a file in a folder that exists and can be written to, or -")
+    return text
+
+
+def _picture(text: str) -> Path:
+    path = Path(_file(text))
+    if path.suffix not in (".png", ".pdf", ".svg"):
+        raise argparse.ArgumentTypeError(f"{text!r}: a file ending in .png, .pdf or .svg")
+    return path

@@ -1,0 +1,84 @@
+"""RingPrune's exchanges, by the name of the policy."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from exchanges.choice import Choice
+from exchanges.exchange import Account, Exchange
+from exchanges.gradients import Gradients
+from exchanges.job import Job
+from torch import Tensor
+
+import ringprune as rp
+from ringprune.comm import Communicator
+from ringprune.policies import POLICIES
+
+__all__ = ["RingPrune", "made", "policy"]
+
+COMPUTING = ("accumulate", "select", "pack", "unpack")
+"""Stages that wait for no other rank."""
+
+
+class RingPrune:
+    """``ringprune.DistributedOptimizer`` on plain SGD with momentum 0.9."""
+
+    def __init__(self, module: Gradients, chosen: rp.Policy, comm: Communicator, seed: int) -> None:
+        self._module, self._comm = module, comm
+        self._optimizer = rp.DistributedOptimizer(
+            torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9),
+            named_parameters=module.named_parameters(),
+            policy=chosen,
+            comm=comm,
+            seed=seed,
+        )
+
+    def prepare(self) -> Tensor:
+        loss: Tensor = self._module()
+        return loss
+
+    def run(self, loss: Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.synchronize()
+
+    def account(self) -> Account:
+        stats = self._optimizer.stats()
+        return Account(
+            sent=stats["bytes_sent"],
+            values=stats["bytes_values"] + stats["bytes_dense"],
+            computing=sum(stats["seconds"].get(stage, 0.0) for stage in COMPUTING),
+            density=stats["density"],
+            realised_density=stats["realised_density"],
+        )
+
+    def close(self) -> None:
+        self._optimizer.close()
+        self._comm.close()
+
+
+def made(name: str, choice: Choice) -> rp.Policy:
+    """The policy of that name, with what was chosen for it, past its warm-up from the first step on."""
+    given: dict[str, Any] = {"density": choice.density, "warmup": rp.Warmup(steps=0)}
+    given |= {
+        key: value for key in ("values", "dense_values") if (value := getattr(choice, key)) is not None
+    }
+    taken = inspect.signature(POLICIES[name]).parameters
+    # Dense has no density, and what it is not told of it does not need; a value format it must be told.
+    optional = {"density", "warmup"}
+    return POLICIES[name](**{key: value for key, value in given.items() if key in taken or key not in optional})
+
+
+def policy(name: str) -> Callable[[Job, Gradients, Choice], Exchange]:
+    """What builds the exchange of the policy of that name."""
+
+    def build(job: Job, module: Gradients, choice: Choice) -> Exchange:
+        if choice.communicator == "horovod":
+            import horovod.torch as hvd
+
+            hvd.init()
+        elif choice.communicator == "torch":
+            job.join_torch()
+        return RingPrune(module, made(name, choice), rp.connect(choice.communicator), choice.seed)
+
+    return build

@@ -1,0 +1,126 @@
+"""The comparison from outside: a cluster for each number of ranks, a job for each row, simulated ranks."""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from emulated_cluster import Cluster, Job, launch, mpirun
+from exchanges.choice import Choice
+from exchanges.errors import CannotRun
+from exchanges.methods import Method, mca_flags, named
+from exchanges.options import RATES, choice_of
+from exchanges.rows import Row, facts
+from exchanges.simulated import simulated_row, sliced
+from models import shapes
+
+__all__ = ["Failed", "rows", "total"]
+
+TAIL = 12  # lines of a failed job that are shown
+
+Say = Callable[[str], None]
+Move = Callable[[str], None]
+
+
+class Failed(Exception):
+    """A job ended with an error; the message holds the end of what it wrote."""
+
+
+def total(options: argparse.Namespace) -> int:
+    """How many rows there can be."""
+    rates = (len(options.rates or RATES) * len(options.ranks)) if options.jobs else 0
+    return len(options.models) * len(options.methods) * (rates + len(options.simulate_ranks or ()))
+
+
+def rows(options: argparse.Namespace, say: Say, move: Move) -> Iterator[Row]:
+    """Measure everything that was asked for.
+
+    Args:
+        options: the command line.
+        say: told one line for each method that cannot run, or failed.
+        move: told what is measured next.
+
+    Raises:
+        emulated_cluster.CannotHere: this machine cannot hold a cluster.
+    """
+    if options.jobs:
+        for ranks in options.ranks:
+            with Cluster.temporary(ranks, "unlimited") as cluster:
+                yield from _on(cluster, ranks, options, say, move)
+    yield from _simulated(options, say, move)
+
+
+def _on(cluster: Cluster, ranks: int, options: argparse.Namespace, say: Say, move: Move) -> Iterator[Row]:
+    for rate in options.rates or RATES:
+        cluster.rate(rate)
+        for model in options.models:
+            for method in named(options.methods):
+                move(f"{model} {method.name}, {ranks} ranks, {rate}")
+                choice = choice_of(options, model, method.name, rate)
+                try:
+                    method.check(choice)
+                    yield from _measured(cluster, ranks, method, choice, options.time_limit, say)
+                except (CannotRun, Failed) as error:
+                    say(f"{'failed' if isinstance(error, Failed) else 'skipped'}: {error}")
+
+
+def _measured(
+    cluster: Cluster, ranks: int, method: Method, choice: Choice, time_limit: float, say: Say
+) -> list[Row]:
+    """The row of one job, which is this program again, as ranks."""
+    load = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory(prefix="ringprune-bench-") as folder:
+        written = Path(folder) / "rows.json"
+        command = [sys.executable, sys.argv[0], *_arguments(choice), "--json", str(written)]
+        if method.launcher(choice.communicator) == "torch":
+            job = launch(cluster, ranks, command, timeout=time_limit, output="capture")
+        else:
+            flags = mca_flags(method.ring)
+            job = mpirun(cluster, ranks, command, flags=flags, timeout=time_limit, output="capture")
+        if job.returncode or not written.exists():
+            raise Failed(_failure(method, job))
+        found: list[Row] = json.loads(written.read_text())
+    return [row | {"load_before": load} for row in found]
+
+
+def _arguments(choice: Choice) -> list[str]:
+    """The command line that measures just this."""
+    given = {
+        "--models": choice.model, "--methods": choice.method, "--rates": choice.rate, "--density": choice.density,
+        "--communicator": choice.communicator, "--values": choice.values, "--dense-values": choice.dense_values,
+        "--steps": choice.steps, "--warmup": choice.warmup, "--seed": choice.seed,
+        "--peer": choice.peer if choice.method == "peer" else None,
+    }  # fmt: skip
+    return [word for option, value in given.items() if value is not None for word in (option, str(value))]
+
+
+def _failure(method: Method, job: Job) -> str:
+    lines = [line for line in job.output.splitlines() if line.strip()]
+    end = "".join(f"\n    {line}" for line in lines[-TAIL:])
+    return f"{method.name}: its job ended with status {job.returncode} after {job.seconds:.0f} s{end}"
+
+
+def _simulated(options: argparse.Namespace, say: Say, move: Move) -> Iterator[Row]:
+    for model in options.models if options.simulate_ranks else ():
+        whole = shapes(model)
+        part = sliced(whole, options.simulate_entries)
+        for method in named(options.methods):
+            for ranks in options.simulate_ranks:
+                move(f"{model} {method.name}, {ranks} simulated ranks")
+                choice = choice_of(options, model, method.name, "unlimited")
+                load = os.getloadavg()[0]
+                try:
+                    row = simulated_row(method, choice, ranks, part)
+                except CannotRun as error:
+                    say(f"skipped: {error}")
+                    break
+                yield row | {"sliced_from": _entries(whole) if part != whole else None} | facts(None, load)
+
+
+def _entries(of: "dict[str, tuple[int, ...]]") -> int:
+    import math
+
+    return sum(map(math.prod, of.values()))
