@@ -247,6 +247,7 @@ class GradientMode:
         if self._momentum is not None:
             self._momentum.apply()
         self._inner_step()
+        self.exchange.look_ahead()
 
     def _inner_step(self) -> None:
         if self._momentum is None:

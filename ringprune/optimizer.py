@@ -316,9 +316,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._flushed = origin.flushed
 
     def close(self) -> None:
-        """Remove the hooks from the parameters, so that the model can be wrapped again; this wrapper is done."""
+        """Remove the hooks from the parameters, so that the model can be wrapped again; this wrapper is done.
+
+        With ``lookahead`` all ranks call it, between steps.
+        """
         if self._mode is not None:
             self._mode.backward.close()
+            self._mode.exchange.forget()
         self._mode, self._closed = None, True
 
 

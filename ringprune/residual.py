@@ -154,6 +154,11 @@ class Residual:
             hints=self.hints,
         )
 
+    def select(self, weights: Sequence[Tensor], selecting: Selecting, offsets: Sequence[int]) -> Tensor:
+        """[2] and [3] Score and select what is kept now, with nothing accumulated; positions as above."""
+        scores = ops.importance(self.residual, weights, score=selecting.score, parameters=selecting.parameters)
+        return ops.select(scores, offsets, selecting.counts)
+
     def commit(self) -> None:
         """The step was made: what accumulate and pack wrote is the state now."""
         self.residual, self.next_residual = self.next_residual, self.residual

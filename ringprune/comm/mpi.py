@@ -20,6 +20,7 @@ from ringprune.errors import ConfigurationError
 
 __all__ = ["MpiCommunicator"]
 
+LAST_SECONDS = 5.0  # for what is still under way at the end of the program
 LARGEST_COUNT = 2**31 - 1  # elements: MPI counts in C ints
 EAGER_SECONDS = 5e-3  # MPI makes progress while it is asked; its own wait never pauses
 
@@ -56,6 +57,7 @@ class MpiCommunicator(CheckedCommunicator):
         self._mpi.Set_errhandler(MPI.ERRORS_RETURN)
         super().__init__(self._mpi.Get_rank(), self._mpi.Get_size())
         self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (MPI.Exception,))
+        atexit.register(self._end)  # mpi4py shuts MPI down later, at its own exit
         _abort_after_uncaught_errors()
 
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
@@ -109,7 +111,14 @@ class MpiCommunicator(CheckedCommunicator):
             )
 
     def _release(self) -> None:
+        atexit.unregister(self._end)
+        self._end()
         self._mpi.Free()
+
+    def _end(self) -> None:
+        """Let what is under way end: MPI must not be shut down, nor memory be given back, in the middle of it."""
+        if not MPI.Is_finalized():
+            self._waiter.finish_all(LAST_SECONDS)
 
 
 def _memory(tensor: Tensor) -> MPI.buffer:

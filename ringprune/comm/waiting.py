@@ -81,6 +81,15 @@ class Waiter:
         """What to raise for the library's ``error``."""
         return CommunicatorError(f"{call} failed on rank {self.rank}: {error}")
 
+    def finish_all(self, seconds: float) -> bool:
+        """Let collectives end for which nobody waited; whether all have within ``seconds``."""
+        deadline = time.monotonic() + seconds
+        left = list(self._under_way)
+        while left and time.monotonic() < deadline:
+            left = [handle for handle in left if not handle.done()]
+            time.sleep(SHORTEST_PAUSE)
+        return not left
+
     def finish(self, handle: "_PolledHandle") -> Tensor:
         """Wait for the handle's collective and return its result."""
         call = handle.call

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ringprune import ops
 from ringprune.comm.communicator import Communicator
+from ringprune.exchange.ahead import AheadLane
 from ringprune.exchange.dense import DenseLane
 from ringprune.exchange.kept import KeptLane, RoundedLane
 from ringprune.exchange.lane import Lane, Setting
@@ -88,8 +89,9 @@ class Exchange:
         Returns:
             How many entries of each tensor are NaN or infinite, int64, where the bucket learns that on the way.
         """
-        found = self._lanes[index].start(self.step, corrected, correction)
-        for lane in self._lanes[:index]:
+        started = self._lanes[index]
+        found = started.start(self.step, corrected, correction)
+        for lane in self._lanes[: index + started.eager]:
             lane.advance()
         return found
 
@@ -116,6 +118,14 @@ class Exchange:
             lane.abandon()
         self._setting.metrics.exchanged()
 
+    def look_ahead(self) -> None:
+        """The weights have made their step: begin with what can be done of the next one, where the policy asks for it.
+
+        Returns at once; what is sent travels while the forward pass runs.
+        """
+        for lane in self._lanes:
+            lane.look_ahead(self.step)
+
     # -- between steps ------------------------------------------------------------------------------------------------
 
     def flush(self, outputs: Sequence[Tensor]) -> None:
@@ -125,8 +135,14 @@ class Exchange:
             outputs: one contiguous tensor per parameter; those of buckets with a residual are overwritten with the
                 average.
         """
+        self.forget()
         for lane in self._lanes:
             lane.flush([outputs[i] for i in lane.bucket.members])
+
+    def forget(self) -> None:
+        """Wait for what was begun of the next step and forget it; on all ranks. It is begun again when it is needed."""
+        for lane in self._lanes:
+            lane.forget()
 
     def keeps(self) -> list[bool]:
         """For each parameter, whether something of it may be kept back."""
@@ -168,13 +184,17 @@ class Exchange:
 
     def resumed(self, step: int) -> None:
         """The state was overwritten from a checkpoint made after ``step`` exchanges; check again before going on."""
+        self.forget()
         self.step = step
         self._checked = False
 
 
 def _lane(bucket: Bucket, setting: Setting) -> Lane:
     """The way that a bucket takes."""
+    policy = setting.policy
     if bucket.route == "packed":
-        return PackedLane(bucket, setting) if setting.policy.index_sets == "shared" else OwnLane(bucket, setting)
-    rounded = setting.policy.dense_values != "fp32" and bucket.dtype == torch.float32
+        if policy.index_sets != "shared":
+            return OwnLane(bucket, setting)
+        return AheadLane(bucket, setting) if policy.lookahead else PackedLane(bucket, setting)
+    rounded = policy.dense_values != "fp32" and bucket.dtype == torch.float32
     return RoundedLane(bucket, setting) if rounded else DenseLane(bucket, setting)

@@ -55,7 +55,12 @@ class Lane(ABC):
         bucket: the tensors.
         setting: what it shares with the other lanes.
         content: what its values are counted as.
+
+    Attributes:
+        eager: its first message after :meth:`start` needs no waiting, so it is advanced at once.
     """
+
+    eager = False
 
     def __init__(self, bucket: Bucket, setting: Setting, content: Content) -> None:
         self.bucket, self._setting, self._content = bucket, setting, content
@@ -96,6 +101,12 @@ class Lane(ABC):
         """The step is not made: wait for the last message and forget it; the state is as it was before."""
         self._under_way().drain()
         self._reduction = None
+
+    def look_ahead(self, step: int) -> None:  # noqa: B027 - most lanes do not
+        """Begin with what can be done of ``step`` before its gradients are there."""
+
+    def forget(self) -> None:  # noqa: B027
+        """Forget what was begun ahead; on all ranks."""
 
     def flush(self, outputs: Sequence[Tensor]) -> None:  # noqa: B027 - most lanes keep nothing
         """Send all that is kept back, whole, and write its average into the bucket's tensors."""

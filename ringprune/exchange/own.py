@@ -11,8 +11,6 @@ from ringprune.metrics import Content
 from ringprune.ops import PAD
 from ringprune.plan import Bucket
 from ringprune.reduction import GatheredReduction, SparseReduction
-from ringprune.residual import Correction, Selecting
-from ringprune.routing import sent_whole
 
 __all__ = ["OwnLane"]
 
@@ -31,22 +29,20 @@ class OwnLane(PackedLane):
         super().__init__(bucket, setting)
         self._sum: GatheredReduction | SparseReduction | None = None
 
-    def _propose(self, step: int, corrected: Sequence[Tensor], correction: Correction, counts: list[int]) -> Tensor:
-        """Stages 1 to 3, on every rank."""
-        score = self._setting.policy.score
-        with self._setting.metrics.stage("select"):
-            selecting = Selecting(score.name, score.parameters(self._next_rms), counts)
-            positions, nonfinite = self.residual.accumulate_select(corrected, correction, self._weights(), selecting)
-            self._indices = positions[positions != PAD]
-        return nonfinite
+    def _shares(self, step: int, density: float) -> list[int]:
+        """Entries that each rank sends of each tensor."""
+        return selection.budgets(self.bucket.numels, density)
 
-    def _shares(self, step: int) -> list[int]:
-        return selection.budgets(self.bucket.numels, self._setting.metrics.density)
+    def _is_root(self, step: int) -> bool:
+        """Every rank selects."""
+        return any(self._counts)
+
+    def _send(self, step: int, positions: Tensor | None) -> None:
+        """Nothing is agreed upon; indices travel with their values."""
+        self._indices = None if positions is None else positions[positions != PAD]
 
     def _messages(self, step: int) -> Iterator[None]:
         metrics = self._setting.metrics
-        if sent_whole(metrics.density):
-            self._indices = None
         with metrics.stage("pack"):
             values = self._pack()
         if self._indices is None:

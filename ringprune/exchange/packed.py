@@ -27,53 +27,72 @@ class PackedLane(KeptLane):
         super().__init__(bucket, setting, "values", velocity=setting.velocity)
         self._rms = self._next_rms = torch.zeros(len(bucket.members), dtype=torch.float64)
         self._proposals: agreement.Proposals | None = None
+        self._counts: list[int] = []
         self._explored: Tensor | None = None
         self._index_code = wire.index_code(0, bucket.numel)
         self._roots = setting.policy.roots.number(setting.comm.size)
 
     def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
+        """Stages 1 to 4: select and send, where this rank is a root of the bucket; accumulate and receive elsewhere."""
         metrics = self._setting.metrics
-        with metrics.stage("accumulate"):
+        self._prepare(step)
+        if not self._is_root(step):
+            with metrics.stage("accumulate"):
+                nonfinite = self.residual.accumulate(corrected, correction)
+            self._send(step, None)
+            return nonfinite
+        with metrics.stage("select"):
+            positions, nonfinite = self.residual.accumulate_select(
+                corrected, correction, self._weights(), self._selecting()
+            )
+        self._send(step, positions)
+        return nonfinite
+
+    def _prepare(self, step: int) -> None:
+        """What every rank knows of a step: how many entries are sent of each tensor, which are drawn, and the rms."""
+        policy = self._setting.policy
+        with self._setting.metrics.stage("accumulate"):
             self._next_rms = self._rms
             if step % importance.RMS_REFRESH == 0:
                 self._next_rms = importance.root_mean_square(self._weights())
         self._proposals = self._explored = None
-        counts = [] if sent_whole(metrics.density) else self._shares(step)
-        if any(counts):
-            return self._propose(step, corrected, correction, counts)
-        with metrics.stage("accumulate"):
-            return self.residual.accumulate(corrected, correction)
+        density = policy.density.at(step)
+        self._counts = [] if sent_whole(density) else self._shares(step, density)
 
-    def _shares(self, step: int) -> list[int]:
+    def _shares(self, step: int, density: float) -> list[int]:
         """Entries that each root proposes of each tensor; what is explored is drawn here, the same on every rank."""
         bucket, policy = self.bucket, self._setting.policy
-        budget = selection.budgets(bucket.numels, self._setting.metrics.density)
+        budget = selection.budgets(bucket.numels, density)
         drawn, counts = selection.shares(budget, policy.explore, self._roots)
         if any(drawn):
             self._explored = selection.explore(drawn, bucket.offsets, self._setting.seed, step, bucket.index)
         return counts
 
-    def _propose(self, step: int, corrected: Sequence[Tensor], correction: Correction, counts: list[int]) -> Tensor:
-        """Stages 1 to 4: select and send, where this rank is a root of the bucket; accumulate and receive elsewhere."""
-        bucket, metrics, policy, comm = self.bucket, self._setting.metrics, self._setting.policy, self._setting.comm
-        roots = policy.roots.of(self._setting.seed, step, bucket.index, comm.size)
-        self._index_code = wire.index_code(sum(counts), bucket.numel, policy.index_format)
-        if comm.rank in roots:
-            with metrics.stage("select"):
-                selecting = Selecting(policy.score.name, policy.score.parameters(self._next_rms), counts)
-                positions, nonfinite = self.residual.accumulate_select(
-                    corrected, correction, self._weights(), selecting
-                )
-            with metrics.stage("agree"):
-                message = self._index_code.encode(positions)
-        else:
-            with metrics.stage("accumulate"):
-                nonfinite = self.residual.accumulate(corrected, correction)
+    def _roots_of(self, step: int) -> tuple[int, ...]:
+        setting = self._setting
+        return setting.policy.roots.of(setting.seed, step, self.bucket.index, setting.comm.size)
+
+    def _is_root(self, step: int) -> bool:
+        """Whether this rank selects; nobody does where nothing is proposed."""
+        return any(self._counts) and self._setting.comm.rank in self._roots_of(step)
+
+    def _selecting(self) -> Selecting:
+        score = self._setting.policy.score
+        return Selecting(score.name, score.parameters(self._next_rms), self._counts)
+
+    def _send(self, step: int, positions: Tensor | None) -> None:
+        """[4] Send this rank's proposal, or receive those of the roots."""
+        bucket, setting = self.bucket, self._setting
+        if not any(self._counts):
+            return
+        self._index_code = wire.index_code(sum(self._counts), bucket.numel, setting.policy.index_format)
+        with setting.metrics.stage("agree"), setting.metrics.sending("indices", bucket.index):
+            if positions is None:
                 message = torch.empty(self._index_code.size, dtype=torch.uint8, device=bucket.device)
-        with metrics.stage("agree"), metrics.sending("indices", bucket.index):
+            else:
+                message = self._index_code.encode(positions)
             name = f"bucket {bucket.index} indices"
-            self._proposals = agreement.Proposals(comm, roots, message, name=name)
-        return nonfinite
+            self._proposals = agreement.Proposals(setting.comm, self._roots_of(step), message, name=name)
 
     def _messages(self, step: int) -> Iterator[None]:
         metrics = self._setting.metrics

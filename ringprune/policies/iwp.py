@@ -28,6 +28,7 @@ def IWP(
     values: str = "fp32",
     dense_values: str = "fp32",
     index_format: str = "auto",
+    lookahead: bool = False,
 ) -> Policy:
     """Importance Weighted Pruning (Cheng and Xu, arXiv 1901.01544), as RingPrune defines it.
 
@@ -61,6 +62,8 @@ def IWP(
             and sent later.
         dense_values: the same for tensors that travel dense.
         index_format: ``"auto"`` (the shortest), ``"list"``, ``"bitmap"`` or ``"elias-fano"``.
+        lookahead: choose a step's index set right after the step before, by the residual alone: it travels during the
+            forward pass, and agreement costs no time where that is long enough.
 
     Returns:
         The policy.
@@ -81,4 +84,5 @@ def IWP(
         values=values,
         dense_values=dense_values,
         index_format=index_format,
+        lookahead=lookahead,
     )

@@ -41,6 +41,7 @@ class Policy:
         index_format: how proposals travel, one of :data:`ringprune.wire.INDEX_FORMATS`.
         index_sets: ``"shared"``: all ranks send at one index set, which the roots propose. ``"gathered"``: each rank at
             its own, and gets everybody's entries. ``"scattered"``: each at its own, summed region by region.
+        lookahead: choose a step's index set right after the step before, so that it travels during the forward pass.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Policy:
     dense_values: str = "fp32"
     index_format: str = "auto"
     index_sets: str = "shared"
+    lookahead: bool = False
 
     def __post_init__(self) -> None:
         for name, value, kind, example in (
@@ -76,10 +78,14 @@ class Policy:
         one_of("values", self.values, VALUE_FORMATS)
         one_of("dense_values", self.dense_values, VALUE_FORMATS)
         one_of("index_format", self.index_format, INDEX_FORMATS)
-        if one_of("index_sets", self.index_sets, INDEX_SETS) != "shared" and (self.explore or self.values != "fp32"):
+        flag("lookahead", self.lookahead)
+        if one_of("index_sets", self.index_sets, INDEX_SETS) != "shared" and (
+            self.explore or self.lookahead or self.values != "fp32"
+        ):
             raise ConfigurationError(
-                f"index_sets={self.index_sets!r} goes with explore=0 and values='fp32': each rank chooses for itself, "
-                f"and sums are of float32; got explore={self.explore!r}, values={self.values!r}"
+                f"index_sets={self.index_sets!r} goes with explore=0, lookahead=False and values='fp32': each rank "
+                f"chooses for itself, and sums are of float32; got explore={self.explore!r}, lookahead={self.lookahead!r}, "
+                f"values={self.values!r}"
             )
 
     @property
