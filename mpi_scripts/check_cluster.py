@@ -1,0 +1,129 @@
+"""Checks a cluster before one trains on it: who the ranks are, how fast the links are, what selection costs.
+
+mpirun -np 4 --host a,b,c,d python mpi_scripts/check_cluster.py --json check.json --plot check.png
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+from mpi4py import MPI  # noqa: E402
+
+from mpi_scripts.cluster_check import findings, links, ranks, report, selection  # noqa: E402
+
+EPILOG = """\
+Links are measured between hosts, from the first rank of each; where there is one host, between its ranks. Hosts of the
+same kernel (containers, the emulated cluster) count as hosts, but share their machine's cores. Run it while nothing
+else runs. Exit status: 0; with --strict 1 where it warns.
+"""
+
+
+def main() -> int:
+    """Check on all ranks; rank 0 reports."""
+    world = MPI.COMM_WORLD
+    options = _options(world.rank)
+    found = _check(world, options)
+    if world.rank == 0:
+        print(report.show(found))
+        if options.json:
+            options.json.write_text(json.dumps(found.record, indent=1) + "\n")
+        if options.plot:
+            from mpi_scripts.cluster_check import picture
+
+            picture.draw(found, options.plot)
+    return 1 if options.strict and found.warnings else 0
+
+
+def _check(world: MPI.Intracomm, options: argparse.Namespace) -> report.Report:
+    everyone = ranks.gather(world)
+    hosts = ranks.hosts_of(everyone)
+    between_hosts = len(hosts) > 1
+    ends = ranks.leaders_of(everyone) if between_hosts else everyone
+    is_end = any(end.rank == world.rank for end in ends)
+    places = world.Split(0 if is_end else 1, world.rank)
+    measured = links.measure_links(places, options.seconds, options.most_pairs) if is_end else None
+    places.Free()
+    links.wait_quietly(world)
+    measured = world.bcast(measured, root=0)
+    assert measured is not None
+    names = hosts if between_hosts else [f"rank {each.rank}" for each in everyone]
+    return report.Report(
+        mpi=ranks.describe_mpi(),
+        ranks=everyone,
+        places=names,
+        links=measured,
+        entries=options.entries,
+        density=options.density,
+        selection=_selection(world, everyone, options),
+        warnings=findings.find(everyone, names, measured),
+    )
+
+
+def _selection(world: MPI.Intracomm, everyone: list[ranks.Rank], options: argparse.Namespace) -> dict[str, float]:
+    """One host after the other: they may share a machine."""
+    mine: dict[str, float] = {}
+    for leader in ranks.leaders_of(everyone):
+        if world.rank == leader.rank:
+            mine[leader.host] = selection.selection_seconds(options.entries, options.density)
+        links.wait_quietly(world)
+    return {host: seconds for part in world.allgather(mine) for host, seconds in part.items()}
+
+
+def _options(rank: int) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to FILE for programs")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it; .png, .pdf or .svg")
+    parser.add_argument("--seconds", type=float, default=0.3, help="for each measurement of a link (0.3)")
+    parser.add_argument(
+        "--most-pairs", type=int, default=400, help="with more pairs of hosts only some are taken (400)"
+    )
+    parser.add_argument("--entries", type=int, default=5_000_000, help="of the tensor selected from (5,000,000)")
+    parser.add_argument("--density", type=float, default=0.01, help="share selected (0.01)")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 where something is wrong")
+    with _only_on(rank == 0):
+        options = parser.parse_args()
+        for name in ("seconds", "entries", "density", "most_pairs"):
+            if getattr(options, name) <= 0:
+                parser.error(f"--{name.replace('_', '-')} has to be above 0")
+        if options.density > 1:
+            parser.error("--density has to be at most 1")
+        for file in filter(None, (options.json, options.plot)):
+            if not file.parent.is_dir():
+                parser.error(f"there is no folder {file.parent}")
+    return options
+
+
+@contextlib.contextmanager
+def _only_on(speaks: bool) -> Iterator[None]:
+    """Let one rank speak where all would say the same."""
+    if speaks:
+        yield
+        return
+    with (
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        yield
+
+
+if __name__ == "__main__":
+    try:
+        status = main()
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(1)  # the others may wait for this rank
+        raise
+    sys.exit(status)

@@ -1,0 +1,1 @@
+"""What ``mpi_scripts/check_cluster.py`` measures, finds and shows."""
