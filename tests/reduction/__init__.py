@@ -1,0 +1,1 @@
+"""The reductions: ring, sparse sums, and the choice between ring and library."""
