@@ -21,7 +21,10 @@ from ringprune.errors import ConfigurationError
 __all__ = ["MpiCommunicator"]
 
 LARGEST_COUNT = 2**31 - 1  # elements: MPI counts in C ints
-EAGER_SECONDS = 5e-3  # MPI makes progress while it is asked; its own wait never pauses
+# MPI makes progress while it is asked, so pauses are short; and yet there are some: a rank that keeps asking is short
+# of processor time when its message comes, where others want the core too.
+EAGER_SECONDS = 5e-4
+LONGEST_PAUSE = 2e-4
 
 # Open MPI's non-blocking allreduce is a ring only from here on, and only out of place; in place it is binomial trees:
 # the whole buffer, 2 log2(P) times one after the other. That is worth a copy of it.
@@ -60,7 +63,7 @@ class MpiCommunicator(CheckedCommunicator):
         self._mpi = original.Dup()
         self._mpi.Set_errhandler(MPI.ERRORS_RETURN)
         super().__init__(self._mpi.Get_rank(), self._mpi.Get_size())
-        self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (MPI.Exception,))
+        self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (MPI.Exception,), LONGEST_PAUSE)
         _abort_after_uncaught_errors()
 
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
