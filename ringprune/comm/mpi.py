@@ -22,7 +22,15 @@ __all__ = ["MpiCommunicator"]
 
 LAST_SECONDS = 5.0  # for what is still under way at the end of the program
 LARGEST_COUNT = 2**31 - 1  # elements: MPI counts in C ints
-EAGER_SECONDS = 5e-3  # MPI makes progress while it is asked; its own wait never pauses
+# MPI makes progress while it is asked, so pauses are short; and yet there are some: a rank that keeps asking is short
+# of processor time when its message comes, where others want the core too.
+EAGER_SECONDS = 5e-4
+LONGEST_PAUSE = 2e-4
+
+# Open MPI's non-blocking allreduce is a ring only from here on, and only out of place; in place it is binomial trees:
+# the whole buffer, 2 log2(P) times one after the other. That is worth a copy of it.
+RING_RANKS = 4
+RING_BYTES = 1 << 16
 
 SUMMED = {
     torch.float32: MPI.FLOAT,
@@ -56,7 +64,7 @@ class MpiCommunicator(CheckedCommunicator):
         self._mpi = original.Dup()
         self._mpi.Set_errhandler(MPI.ERRORS_RETURN)
         super().__init__(self._mpi.Get_rank(), self._mpi.Get_size())
-        self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (MPI.Exception,))
+        self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (MPI.Exception,), LONGEST_PAUSE)
         atexit.register(self._end)  # mpi4py shuts MPI down later, at its own exit
         _abort_after_uncaught_errors()
 
@@ -72,6 +80,8 @@ class MpiCommunicator(CheckedCommunicator):
             if into is not tensor:
                 into.copy_(tensor.detach())
             return FinishedHandle(into)
+        if into is tensor and call.op == "allreduce" and self.size >= RING_RANKS and tensor.nbytes >= RING_BYTES:
+            tensor = tensor.detach().clone()
         try:
             requests = starters[call.op](call, tensor, into)
         except MPI.Exception as error:
@@ -84,7 +94,9 @@ class MpiCommunicator(CheckedCommunicator):
         return [self._mpi.Ibcast(_moved(tensor), root=call.root or 0)]
 
     def _allreduce(self, call: Call, tensor: Tensor, into: Tensor) -> list[MPI.Request]:
-        return [self._mpi.Iallreduce(MPI.IN_PLACE, [_memory(into), into.numel(), SUMMED[into.dtype]], op=MPI.SUM)]
+        kind = SUMMED[into.dtype]
+        own = MPI.IN_PLACE if tensor is into else [_memory(tensor), tensor.numel(), kind]
+        return [self._mpi.Iallreduce(own, [_memory(into), into.numel(), kind], op=MPI.SUM)]
 
     def _allgather(self, call: Call, tensor: Tensor, into: Tensor) -> list[MPI.Request]:
         return [self._mpi.Iallgatherv(_moved(tensor), _pieces(into, call.sizes, call))]

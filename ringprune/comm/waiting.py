@@ -50,15 +50,22 @@ class Waiter:
         eager: seconds of asking without a pause, before the pauses begin: for libraries that only make progress
             when they are asked.
         library_errors: the exceptions of the library that become a CommunicatorError.
+        longest_pause: seconds that pauses grow to.
     """
 
     def __init__(
-        self, rank: int, timeout: float | None, eager: float, library_errors: tuple[type[Exception], ...]
+        self,
+        rank: int,
+        timeout: float | None,
+        eager: float,
+        library_errors: tuple[type[Exception], ...],
+        longest_pause: float = LONGEST_PAUSE,
     ) -> None:
         self.rank = rank
         self.timeout = timeout
         self.eager = eager
         self.library_errors = library_errors
+        self.longest_pause = longest_pause
         # Until a collective is done the library may write to its tensors, even if nobody holds the handle any more.
         self._under_way: set[_PolledHandle] = set()
 
@@ -126,7 +133,7 @@ class Waiter:
             if waited < self.eager:
                 os.sched_yield()  # where ranks share a core, the one waited for gets it
             else:
-                pause = min(max(pause * PAUSE_GROWTH, SHORTEST_PAUSE), LONGEST_PAUSE)
+                pause = min(max(pause * PAUSE_GROWTH, SHORTEST_PAUSE), self.longest_pause)
                 time.sleep(pause)
 
 

@@ -22,7 +22,7 @@ __all__ = ["CHUNK_VALUES", "IN_FLIGHT", "RingReduction", "chunk_counts"]
 CHUNK_VALUES = 1 << 18
 """Most values of a chunk, a multiple of the blocks of value codes."""
 
-IN_FLIGHT = 4
+IN_FLIGHT = 16
 """Most shifts under way at once in one ring."""
 
 BLOCK = 256

@@ -1,0 +1,190 @@
+"""What the reductions have to do, on every rank of simulated groups and of real jobs: ``CHECKS`` lists it by name.
+
+Tolerances: each of P-1 additions in float32 rounds by at most 2^-24 of a partial sum, and no partial sum exceeds the
+sum of the magnitudes, what coding adds to them included.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ringprune.comm import Communicator
+from ringprune.reduction.choice import choose_ring
+from ringprune.reduction.ring import CHUNK_VALUES, RingReduction, chunk_counts
+from ringprune.reduction.sparse import GatheredReduction, SparseReduction, region_begins
+from ringprune.wire.values import VALUE_FORMATS, value_code
+
+Check = Callable[[Communicator], None]
+CHECKS: dict[str, Check] = {}
+
+Contribution = tuple[Tensor, Tensor]
+
+
+def check(each: Check) -> Check:
+    """Add a check to the suite."""
+    CHECKS[each.__name__] = each
+    return each
+
+
+def noise(rank: int, numel: int) -> Tensor:
+    """Random float32 values that every rank can compute for every other."""
+    return torch.randn(numel, generator=torch.Generator().manual_seed(1000 + rank))
+
+
+def entries(rank: int, numel: int, density: float) -> Contribution:
+    """Random indices and values; three decimals in the values make sums that cancel."""
+    generator = torch.Generator().manual_seed(2000 + rank)
+    indices = torch.nonzero(torch.rand(numel, generator=generator) < density).flatten().int()
+    return indices, (torch.randn(indices.numel(), generator=generator) * 4).round() / 4
+
+
+def everybodys(comm: Communicator, tensor: Tensor) -> list[Tensor]:
+    """Every rank's tensor, bit for bit; all are equally long."""
+    return list(comm.allgather(tensor, name="everybody's").wait().view(comm.size, *tensor.shape))
+
+
+def assert_same_bytes_everywhere(comm: Communicator, tensor: Tensor) -> None:
+    """All ranks have the same bits."""
+    numel = torch.tensor([tensor.numel()])
+    assert everybodys(comm, numel) == [numel] * comm.size
+    bits = tensor.view(torch.int32)
+    assert all(torch.equal(other, bits) for other in everybodys(comm, bits))
+
+
+def assert_conserved(comm: Communicator, name: str, numel: int) -> None:
+    """Contributions = result + what all ranks dropped; everywhere the same result; bytes as the formula says."""
+    code, own = value_code(name), noise(comm.rank, numel)
+    before = comm.traffic.bytes_sent
+    ring = RingReduction(comm, own.clone(), code, name=f"ring of {numel} {name}")
+    result = ring.wait()
+    counts = chunk_counts(numel, comm.size)
+    hop = sum(4 * count if code is None else code.size(count) for count in counts)
+    assert round(comm.traffic.bytes_sent - before) == 2 * (comm.size - 1) * hop
+    assert_same_bytes_everywhere(comm, result)
+    assert (ring.rest is None) == (code is None)
+    rest = torch.zeros(numel) if ring.rest is None else ring.rest
+    rests = torch.stack(everybodys(comm, rest)).double()
+    given = torch.stack([noise(rank, numel) for rank in range(comm.size)]).double()
+    # What was dropped before an addition is missing from its partial sum.
+    largest = given.abs().sum(0) + rests.abs().sum(0)
+    error = (given.sum(0) - result.double() - rests.sum(0)).abs()
+    assert bool((error <= (comm.size - 1) * 2**-24 * largest).all())
+
+
+@check
+def a_ring_sums_any_number_of_values(comm: Communicator) -> None:
+    for numel in (0, 1, 2, 3, 5, 1000, 1024, 4099):
+        assert_conserved(comm, "fp32", numel)
+
+
+@check
+def a_coded_ring_hands_back_what_it_drops(comm: Communicator) -> None:
+    for name in VALUE_FORMATS:
+        for numel in (0, 1, 3, 257, 4099):
+            assert_conserved(comm, name, numel)
+
+
+@check
+def a_long_ring_travels_in_chunks(comm: Communicator) -> None:
+    numel = 2 * comm.size * CHUNK_VALUES + 5
+    assert len(chunk_counts(numel, comm.size)) == 3
+    for name in ("fp32", "int8"):
+        assert_conserved(comm, name, numel)
+
+
+@check
+def rings_under_way_together_do_not_cross(comm: Communicator) -> None:
+    """Long, short, coded and empty, all started first; a sum of the library's in between."""
+    cases = [("fp32", 2 * comm.size * CHUNK_VALUES), ("int8", 3), ("bf16", 5000), ("fp32", 0), ("int4", 700)]
+    alone = [
+        RingReduction(comm, noise(comm.rank, n), value_code(name), name=f"alone {i}").wait()
+        for i, (name, n) in enumerate(cases)
+    ]
+    rings = [
+        RingReduction(comm, noise(comm.rank, n), value_code(name), name=f"ring {i}")
+        for i, (name, n) in enumerate(cases)
+    ]
+    summed = comm.allreduce(torch.ones(1), name="in between")
+    rings[0].drain()
+    for ring, expected in zip(rings[1:], alone[1:], strict=True):
+        assert torch.equal(ring.wait(), expected)
+    assert summed.wait().item() == comm.size
+
+
+@check
+def sparse_sums_are_those_of_a_dictionary(comm: Communicator) -> None:
+    for numel in (0, 1, 5, 1000):
+        for density in (0.0, 0.01, 0.3, 0.6, 1.0):
+            given = [entries(rank, numel, density) for rank in range(comm.size)]
+            assert_sums(comm, given, numel)
+
+
+@check
+def sparse_sums_under_way_together_do_not_cross(comm: Communicator) -> None:
+    given = [
+        [entries(10 * i + rank, 500, density) for rank in range(comm.size)] for i, density in enumerate((0.1, 0.9))
+    ]
+    kinds = (SparseReduction, GatheredReduction)
+    sums = [
+        kind(comm, *each[comm.rank], 500, name=f"{kind.__name__} {i}") for i, each in enumerate(given) for kind in kinds
+    ]
+    sums[0].drain()
+    results = [each.wait() for each in sums[1:]]
+    for result, each in zip(results, (given[0], given[1], given[1]), strict=True):
+        assert_entries(result, reference(each))
+
+
+@check
+def the_choice_is_the_same_everywhere(comm: Communicator) -> None:
+    choice = choose_ring(comm)
+    assert_same_bytes_everywhere(comm, torch.tensor([choice.from_bytes]))
+    assert len(choice.reason.splitlines()) == 1
+
+
+def reference(given: list[Contribution]) -> dict[int, float]:
+    """The sums, added in float32 in rank order."""
+    sums: dict[int, float] = {}
+    for indices, values in given:
+        for index, value in zip(indices.tolist(), values, strict=True):
+            sums[index] = float(torch.tensor(sums.get(index, 0.0)) + value)
+    return sums
+
+
+def assert_entries(result: Contribution, expected: dict[int, float]) -> None:
+    """Exactly these, in order."""
+    indices, values = result
+    assert (indices.dtype, values.dtype) == (torch.int32, torch.float32)
+    assert indices.tolist() == sorted(expected)
+    assert values.tolist() == [expected[index] for index in sorted(expected)]
+
+
+def assert_sums(comm: Communicator, given: list[Contribution], numel: int) -> None:
+    """Both ways of summing give the reference; the bytes are those of the formulas in docs/wire-format.md."""
+    own, size, rank = given[comm.rank], comm.size, comm.rank
+    expected = reference(given)
+    begins = region_begins(numel, size)
+    lengths = [end - begin for begin, end in pairwise(begins)]
+
+    def words(indices: list[int], region: int) -> int:
+        count = sum(begins[region] <= index < begins[region + 1] for index in indices)
+        return min(2 * count, lengths[region])
+
+    before = comm.traffic.bytes_sent
+    result = SparseReduction(comm, *own, numel, name="sparse").wait()
+    sent = comm.traffic.bytes_sent - before
+    assert_entries(result, expected)
+    assert_same_bytes_everywhere(comm, result[0])
+    assert_same_bytes_everywhere(comm, result[1])
+    pieces = sum(words(own[0].tolist(), region) for region in range(size) if region != rank)
+    sums = sum(words(list(expected), region) for region in range(size))
+    wanted = 4 * (size - 1) * size + 4 * pieces + 4 * (size - 1) + (size - 1) / size * 4 * sums
+    assert round(size * sent) == round(size * wanted)
+
+    before = comm.traffic.bytes_sent
+    result = GatheredReduction(comm, *own, numel, name="gathered").wait()
+    sent = comm.traffic.bytes_sent - before
+    assert_entries(result, expected)
+    wanted = 4 * (size - 1) + (size - 1) / size * 8 * sum(indices.numel() for indices, _ in given)
+    assert round(size * sent) == round(size * wanted)
