@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
+import ranks
 import torch
 
 __all__ = ["Checkpoint"]
@@ -26,10 +26,10 @@ class Checkpoint:
     """
 
     def __init__(self, args: argparse.Namespace, steps: int, **parts: Any) -> None:
-        self.run = {key: getattr(args, key) for key in SAME} | {"steps": steps, "ranks": hvd.size()}
+        self.run = {key: getattr(args, key) for key in SAME} | {"steps": steps, "ranks": ranks.size()}
         self.parts = parts
         path: Path | None = args.checkpoint
-        self.file = path and path.with_name(f"{path.name}.rank{hvd.rank()}")
+        self.file = path and path.with_name(f"{path.name}.rank{ranks.rank()}")
 
     def save(self, step: int) -> None:
         """Write the state after ``step`` steps; the files are replaced only when every rank has written its own."""
@@ -40,7 +40,7 @@ class Checkpoint:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         fresh = self.file.with_name(self.file.name + ".new")
         torch.save(state, fresh)
-        hvd.barrier()
+        ranks.barrier()
         os.replace(fresh, self.file)
 
     def load(self) -> int:
@@ -52,7 +52,7 @@ class Checkpoint:
         if self.file is None:
             return 0
         state = torch.load(self.file, weights_only=True) if self.file.exists() else None
-        found = hvd.allgather_object((state and state["step"], self._objection(state)))
+        found = ranks.gather((state and state["step"], self._objection(state)))
         steps = {step for step, _ in found}
         objections = [reason for _, reason in found if reason]
         if objections or len(steps) > 1:

@@ -2,7 +2,7 @@
 
 import argparse
 
-import horovod.torch as hvd
+import ranks
 import torch
 
 __all__ = ["POLICIES", "clip_and_step", "distribute"]
@@ -15,9 +15,13 @@ def distribute(
 ) -> torch.optim.Optimizer:
     """Wrap ``optimizer`` so that its ``step()`` averages the gradients over the ranks, the way ``--policy`` says."""
     named = model.named_parameters()
-    if args.policy == "horovod-fp32":
-        return hvd.DistributedOptimizer(optimizer, named_parameters=named)
-    if args.policy == "horovod-fp16":
+    if args.policy.startswith("horovod"):
+        if ranks.started_by_torchrun():
+            raise SystemExit(f"--policy {args.policy} needs Horovod's ranks: start it with horovodrun or mpirun")
+        import horovod.torch as hvd
+
+        if args.policy == "horovod-fp32":
+            return hvd.DistributedOptimizer(optimizer, named_parameters=named)
         return hvd.DistributedOptimizer(optimizer, named_parameters=named, compression=hvd.Compression.fp16)
 
     import ringprune as rp

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-import horovod.torch as hvd
+import ranks
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -27,9 +27,9 @@ def mean_loss(model: nn.Module, batches: Batches) -> float:
 @torch.no_grad()
 def average_statistics(model: nn.Module) -> None:
     """Average the running statistics of batch normalisation, which every rank keeps for itself."""
-    for name, buffer in model.named_buffers():
+    for buffer in model.buffers():
         if buffer.is_floating_point():
-            buffer.copy_(hvd.allreduce(buffer, name=f"statistics of {name}"))
+            buffer.copy_(ranks.mean(buffer))
 
 
 @torch.no_grad()
@@ -40,5 +40,5 @@ def _mean(model: nn.Module, batches: Batches, measure: Callable[[Tensor, Tensor]
         total += float(measure(model(inputs), labels))
         count += labels.numel()
     model.train()
-    summed = hvd.allreduce(torch.tensor([total, count], dtype=torch.float64), op=hvd.Sum, name="validation")
+    summed = ranks.total(torch.tensor([total, count], dtype=torch.float64))
     return float(summed[0] / summed[1])

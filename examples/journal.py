@@ -6,7 +6,7 @@ import sys
 import time
 from typing import Any
 
-import horovod.torch as hvd
+import ranks
 import torch
 from account import mean_over_ranks, stats_of
 from torch import Tensor
@@ -82,12 +82,12 @@ class Journal:
 
     def finish(self) -> dict[str, Any]:
         """Average what the ranks saw; rank 0 shows the result and writes ``--log-file``. Returns what is written."""
-        curves = hvd.allgather_object(self.curve)
-        stats = mean_over_ranks(hvd.allgather_object(self._stats()))
+        curves = ranks.gather(self.curve)
+        stats = mean_over_ranks(ranks.gather(self._stats()))
         record = {
             "task": self.task,
             "policy": self.args.policy,
-            "ranks": hvd.size(),
+            "ranks": ranks.size(),
             "seed": self.args.seed,
             "learning_rate": self.args.lr,
             "batch_size": self.args.batch_size,
@@ -99,7 +99,7 @@ class Journal:
             "curve": {key: _mean_of_lists([curve[key] for curve in curves]) for key in self.curve},
             "validation": self.validation,
         }
-        if hvd.rank() == 0:
+        if ranks.rank() == 0:
             self._write(record)
         return record
 
@@ -115,7 +115,7 @@ class Journal:
     _kept = ("done", "seconds", "timed_steps", "value", "curve", "validation", "_losses")
 
     def _stats(self) -> dict[str, Any]:
-        return stats_of(self.optimizer, self.model, self.args.policy, hvd.size(), self.done - self.resumed_at)
+        return stats_of(self.optimizer, self.model, self.args.policy, ranks.size(), self.done - self.resumed_at)
 
     def _bytes(self) -> float:
         sent: float = self._stats()["bytes_sent"]
@@ -128,7 +128,7 @@ class Journal:
 
     def _show(self) -> None:
         """On a terminal a bar; elsewhere, as under mpirun, a line for every twentieth of the way."""
-        if hvd.rank() != 0:
+        if ranks.rank() != 0:
             return
         loss = self.curve["loss"][-1] if self.curve["loss"] else float("nan")
         if sys.stderr.isatty():
@@ -145,7 +145,7 @@ class Journal:
         stats = record["stats"]
         sent = stats["bytes_sent"] / max(1, stats["steps"]) / 1e3
         _say(
-            f"{self.task}, {self.args.policy} on {hvd.size()} ranks: {self.metric} {self.value:.4f}, "
+            f"{self.task}, {self.args.policy} on {ranks.size()} ranks: {self.metric} {self.value:.4f}, "
             f"{record['steps_per_second']:.1f} steps/s, {sent:,.1f} kB per rank and step, "
             f"wire ratio {stats['wire_ratio']:.1f} ({stats['steady_wire_ratio']:.1f} after warm-up)"
         )

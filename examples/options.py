@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distribute import POLICIES
+from ranks import started_by_torchrun
 
 __all__ = ["options", "total_steps", "warmup_then_cosine"]
 
@@ -20,6 +21,7 @@ examples:
   python examples/{script} --policy iwp                                one rank, to try things
   horovodrun -np 2 python examples/{script} --policy iwp
   mpirun -np 4 python examples/{script} --policy iwp --density 0.005
+  torchrun --nproc-per-node 2 examples/{script} --policy iwp           torch.distributed instead of Horovod
   horovodrun -np 2 python examples/{script} --checkpoint run.pt        the same line again continues it
 
 If a job does not start at all, ask: ringprune doctor
@@ -65,9 +67,9 @@ def options(
     )
     exchange.add_argument(
         "--comm",
-        choices=("horovod", "mpi"),
-        default="horovod",
-        help="dense and iwp: what carries the messages (%(default)s)",
+        choices=("horovod", "mpi", "torch"),
+        default="torch" if started_by_torchrun() else "horovod",
+        help="dense and iwp: what carries the messages (torch under torchrun, else horovod)",
     )
 
     training = parser.add_argument_group("training")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import horovod.torch as hvd
+import ranks
 import torch
 from checkpoint import Checkpoint
 from data.shards import Shards, even_share
@@ -12,7 +12,6 @@ from evaluation import Batches, mean_loss
 from journal import Journal
 from models.char_lstm import CharLSTM
 from options import options, total_steps, warmup_then_cosine
-from ranks import device_of_this_rank, find_mpi
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -24,17 +23,15 @@ def main() -> None:
     parser = options("train_charlm.py", str(__doc__), steps=500, batch_size=8, lr=6.0, clip=0.25, validate_every=0)
     parser.add_argument("--data", type=Path, metavar="DIR", help="take the *.py files of this folder instead")
     args = parser.parse_args()
-    find_mpi()
-    hvd.init()
-    device = device_of_this_rank()
-    torch.manual_seed(args.seed + 1000 * hvd.rank())
+    device = ranks.start()
+    torch.manual_seed(args.seed + 1000 * ranks.rank())
     text = corpus(args.data)
     train, held_out = windows(text.train, LENGTH), windows(text.validation, LENGTH)
-    shards = Shards(len(train), args.batch_size, hvd.rank(), hvd.size(), args.seed)
+    shards = Shards(len(train), args.batch_size, ranks.rank(), ranks.size(), args.seed)
     steps = total_steps(args, shards.steps_per_epoch)
 
     model = CharLSTM(SYMBOLS).to(device)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    ranks.broadcast_parameters(model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9)
     optimizer = distribute(optimizer, model, args)  # the only line that knows of RingPrune
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_then_cosine(steps, warmup=steps // 10))
@@ -66,7 +63,7 @@ def pairs(rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def share_of(held_out: Tensor, device: torch.device) -> Batches:
     """The part of the validation text that this rank looks at, in batches."""
-    mine = held_out[even_share(len(held_out), hvd.rank(), hvd.size())]
+    mine = held_out[even_share(len(held_out), ranks.rank(), ranks.size())]
     return (pairs(rows, device) for rows in mine.split(64))
 
 

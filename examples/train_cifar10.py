@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-import horovod.torch as hvd
+import ranks
 import torch
 from checkpoint import Checkpoint
 from data.cifar10 import augment, cifar10, normalise
@@ -13,7 +13,6 @@ from evaluation import Batches, accuracy, average_statistics
 from journal import Journal
 from models.resnet import cifar_resnet
 from options import options, total_steps, warmup_then_cosine
-from ranks import device_of_this_rank, find_mpi
 from torch.nn.functional import cross_entropy
 
 
@@ -25,16 +24,14 @@ def main() -> None:
     )
     parser.add_argument("--depth", type=int, default=20, help="layers of the network: 8, 14, 20, 26, ... (%(default)s)")
     args = parser.parse_args()
-    find_mpi()
-    hvd.init()
-    device = device_of_this_rank()
-    torch.manual_seed(args.seed + 1000 * hvd.rank())
+    device = ranks.start()
+    torch.manual_seed(args.seed + 1000 * ranks.rank())
     train, held_out = cifar10(args.data)
-    shards = Shards(len(train.labels), args.batch_size, hvd.rank(), hvd.size(), args.seed)
+    shards = Shards(len(train.labels), args.batch_size, ranks.rank(), ranks.size(), args.seed)
     steps = total_steps(args, shards.steps_per_epoch)
 
     model = cifar_resnet(args.depth).to(device)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    ranks.broadcast_parameters(model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, nesterov=True, weight_decay=1e-4)
     optimizer = distribute(optimizer, model, args)  # the only line that knows of RingPrune
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_then_cosine(steps, warmup=steps // 20))
@@ -43,7 +40,7 @@ def main() -> None:
     saved = Checkpoint(args, steps, model=model, optimizer=optimizer, schedule=schedule, journal=journal)
     for step in range(saved.load(), steps):
         batch = shards[step]
-        images = augment(normalise(train.images[batch]), generator(args.seed, step, hvd.rank()))
+        images = augment(normalise(train.images[batch]), generator(args.seed, step, ranks.rank()))
         optimizer.zero_grad()
         loss = cross_entropy(model(images.to(device)), train.labels[batch].to(device))
         loss.backward()
@@ -62,7 +59,7 @@ def main() -> None:
 
 def share_of(held_out: Images, device: torch.device) -> Batches:
     """The part of the test images that this rank looks at, in batches."""
-    mine = even_share(len(held_out.labels), hvd.rank(), hvd.size())
+    mine = even_share(len(held_out.labels), ranks.rank(), ranks.size())
     for images, labels in zip(held_out.images[mine].split(500), held_out.labels[mine].split(500), strict=True):
         yield normalise(images).to(device), labels.to(device)
 

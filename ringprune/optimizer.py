@@ -267,6 +267,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         exchange = self._mode.exchange
         return self._mode.metrics.stats() | {
             "selection": exchange.tally(),
+            "reduction": exchange.ring.reason,
             "parameters": exchange.bytes_by_parameter(),
         }
 

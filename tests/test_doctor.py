@@ -13,7 +13,7 @@ from ringprune import __main__, doctor
 from ringprune.doctor import Finding
 
 HEALTHY: dict[str, dict[str, Any]] = {
-    "torch": {"version": "2.13.0", "cuda": None, "devices": []},
+    "torch": {"version": "2.13.0", "cuda": None, "devices": [], "built": {"Gloo": True, "NCCL": False}},
     "horovod": {"version": "0.28.1", "built": {"MPI": True, "Gloo": True, "NCCL": False}},
     "mpi": {"version": "4.1.2", "library": "Open MPI v4.1.8", "thread": "multiple"},
     "native": {"backend": "native", "build": "built for torch 2.13.0, threads OpenMP"},
@@ -53,6 +53,7 @@ def test_a_healthy_machine_needs_no_mending(monkeypatch: pytest.MonkeyPatch) -> 
     found = findings(monkeypatch)
     assert found["Horovod"].found == "0.28.1 (built with: MPI yes, Gloo yes, NCCL no)"
     assert found["MPI"].found == "Open MPI v4.1.8, threads: multiple (mpi4py 4.1.2)"
+    assert found["torch.distributed"].found == "started by torchrun (built with: Gloo yes, NCCL no)"
     assert found["native CPU"].ok
     assert not found["native CUDA"].ok
     assert found["native CUDA"].mend == "", "without CUDA in torch there is nothing to mend"
@@ -65,11 +66,11 @@ def test_a_healthy_machine_needs_no_mending(monkeypatch: pytest.MonkeyPatch) -> 
         (("horovod",), True),
         (("mpi",), True),
         (("native", "numba"), True),
-        (("horovod", "mpi"), False),
+        (("horovod", "mpi"), True),
         (("torch",), False),
     ],
 )
-def test_training_needs_torch_and_one_of_horovod_and_mpi(
+def test_training_needs_torch_and_something_that_carries_messages(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gone: tuple[str, ...], ready: bool
 ) -> None:
     found = findings(monkeypatch, **dict.fromkeys(gone, GONE))
@@ -79,6 +80,14 @@ def test_training_needs_torch_and_one_of_horovod_and_mpi(
     missing = [finding for finding in found.values() if finding.found == GONE["trouble"]]
     assert len(missing) == len(gone)
     assert all(finding.mend in shown and finding.mend for finding in missing)
+
+
+def test_a_torch_without_distributed_needs_horovod_or_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    bare = {**HEALTHY["torch"], "built": {}}
+    assert doctor.is_ready(list(findings(monkeypatch, torch=bare, horovod=GONE).values()))
+    found = findings(monkeypatch, torch=bare, horovod=GONE, mpi=GONE)
+    assert not doctor.is_ready(list(found.values()))
+    assert found["torch.distributed"].mend == "pip install torch"
 
 
 def test_a_torch_with_cuda_and_a_library_without_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,8 @@ POLICIES = {
     "16 bits": rp.IWP(0.05, values="bf16", dense_values="fp16", warmup=rp.Warmup(6)),
     "8 bits": rp.IWP(0.05, roots="all", values="int8", dense_values="int8", momentum_correction=False),
     "4 bits": rp.IWP(0.05, values="int4", dense_values="int4", index_format="bitmap"),
+    "ring": rp.IWP(0.05, reduction="ring"),
+    "ring in 8 bits": rp.IWP(0.05, values="int8", dense_values="int4", reduction="ring"),
     "look-ahead": rp.IWP(0.05, lookahead=True, warmup=rp.Warmup(4)),
     "look-ahead in 8 bits": rp.IWP(0.05, roots="all", lookahead=True, values="int8", dense_values="int8", explore=0.3),
     "dense in 16 bits": rp.Dense("bf16"),

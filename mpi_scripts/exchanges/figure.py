@@ -50,7 +50,11 @@ def _against_rate(axes: Axes, rows: Sequence[Row]) -> None:
 
 def _against_ranks(axes: Axes, rows: Sequence[Row]) -> None:
     shown = [row for row in rows if row["rate"] == RATE] or [row for row in rows if row["nic_bytes_per_rank"]] or rows
-    of = "counted_bytes_per_rank" if shown[0]["rate"] == RATE or not shown[0]["nic_bytes_per_rank"] else "nic_bytes_per_rank"
+    of = (
+        "counted_bytes_per_rank"
+        if shown[0]["rate"] == RATE or not shown[0]["nic_bytes_per_rank"]
+        else "nic_bytes_per_rank"
+    )
     _lines(axes, [row for row in shown if row[of]], lambda row: row["ranks"], lambda row: row[of] / 1e6)
     ranks = sorted({row["ranks"] for row in shown})
     axes.set(xscale="log", yscale="log", xlabel="ranks", ylabel=f"MB sent per rank ({of.split('_')[0]})")

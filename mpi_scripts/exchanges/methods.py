@@ -115,9 +115,7 @@ _TABLE = [
 METHODS = {method.name: method for method in _TABLE}
 """Every method by name."""
 
-DEFAULTS = [
-    name for name, method in METHODS.items() if name != "peer" and not (name.startswith(OURS) and method.ring)
-]
+DEFAULTS = [name for name, method in METHODS.items() if name != "peer" and not (name.startswith(OURS) and method.ring)]
 """What is compared if nobody says: the ring only where Horovod's blocking allreduce would be another algorithm."""
 
 

@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
         "--methods", type=_listed(str), default=DEFAULTS, metavar="M,..", help="see --list-methods; all but the peer's"
     )
     what.add_argument("--list-methods", action=_ListMethods, help="show every method and leave")
-    what.add_argument("--peer", type=_peer, metavar="MODULE:FUNCTION", help="compare an outside exchange too; see below")
+    what.add_argument(
+        "--peer", type=_peer, metavar="MODULE:FUNCTION", help="compare an outside exchange too; see below"
+    )
     ours = parser.add_argument_group("RingPrune's methods")
     ours.add_argument("--communicator", choices=COMMUNICATORS, default="mpi", help="what carries them; mpi")
     ours.add_argument("--density", type=_share, default=0.01, metavar="D", help="share of entries sent; 0.01")

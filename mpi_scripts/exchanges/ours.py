@@ -60,9 +60,7 @@ class RingPrune:
 def made(name: str, choice: Choice) -> rp.Policy:
     """The policy of that name, with what was chosen for it, past its warm-up from the first step on."""
     given: dict[str, Any] = {"density": choice.density, "warmup": rp.Warmup(steps=0)}
-    given |= {
-        key: value for key in ("values", "dense_values") if (value := getattr(choice, key)) is not None
-    }
+    given |= {key: value for key in ("values", "dense_values") if (value := getattr(choice, key)) is not None}
     taken = inspect.signature(POLICIES[name]).parameters
     # Dense has no density, and what it is not told of it does not need; a value format it must be told.
     optional = {"density", "warmup"}

@@ -67,9 +67,7 @@ def _on(cluster: Cluster, ranks: int, options: argparse.Namespace, say: Say, mov
                     say(f"{'failed' if isinstance(error, Failed) else 'skipped'}: {error}")
 
 
-def _measured(
-    cluster: Cluster, ranks: int, method: Method, choice: Choice, time_limit: float, say: Say
-) -> list[Row]:
+def _measured(cluster: Cluster, ranks: int, method: Method, choice: Choice, time_limit: float, say: Say) -> list[Row]:
     """The row of one job, which is this program again, as ranks."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="ringprune-bench-") as folder:

@@ -47,7 +47,9 @@ class _Peer:
 
     def run(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
-        named = {name: parameter.grad for name, parameter in self._module.named_parameters() if parameter.grad is not None}
+        named = {
+            name: parameter.grad for name, parameter in self._module.named_parameters() if parameter.grad is not None
+        }
         self._function(named, Ranks(self._job.rank, self._job.size, self._steps, self._density))
         self._steps += 1
 

@@ -82,7 +82,9 @@ def footer(rows: Sequence[Row]) -> list[str]:
                 f"{ranks} ranks share {cores} cores, if this is one machine: seconds and compute are inflated, by "
                 f"{ranks / cores:.0f} times and more where all ranks compute at once"
             )
-        lines.append(f"interfaces read: {', '.join(sorted({name for row in jobs for name in row['interfaces']})) or NONE}")
+        lines.append(
+            f"interfaces read: {', '.join(sorted({name for row in jobs for name in row['interfaces']})) or NONE}"
+        )
     if any(row["hosts"] == 1 for row in jobs):
         lines.append("all ranks on one host: the counters are those of lo, and shared memory passes it by")
     if whole := {(row["entries"], row["sliced_from"]) for row in rows if row.get("sliced_from")}:

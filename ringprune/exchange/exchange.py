@@ -17,10 +17,13 @@ from ringprune.exchange.start_check import check_start
 from ringprune.metrics import CONTENTS, Content, Metrics
 from ringprune.plan import Bucket, Plan
 from ringprune.policies.policy import Policy
-from ringprune.reduction import Mean
+from ringprune.reduction import Mean, RingChoice, choose_ring
 from ringprune.residual import Correction
 
 __all__ = ["Exchange"]
+
+WORTH_MEASURING = 1 << 16
+"""Bytes of the longest sum from which it is measured who makes it faster."""
 
 
 class Exchange:
@@ -74,6 +77,25 @@ class Exchange:
         if not self._checked:
             check_start(self.step, setting.weights, self._plan, setting.comm, setting.metrics)
             self._checked = True
+            setting.ring = self._choose_ring()
+
+    def _choose_ring(self) -> RingChoice:
+        """Who sums float32 values; measured where there is a choice, and messages long enough to care."""
+        setting = self._setting
+        if setting.policy.reduction != "auto":
+            return RingChoice(0, "asked for") if setting.policy.reduction == "ring" else RingChoice.never()
+        if max((self._longest(bucket) for bucket in self._plan.buckets), default=0) < WORTH_MEASURING:
+            return RingChoice.never()
+        with setting.metrics.sending("headers"):
+            return choose_ring(setting.comm)
+
+    def _longest(self, bucket: Bucket) -> float:
+        """Bytes of a bucket's float32 sum after warm-up."""
+        policy = self._setting.policy
+        packed = bucket.route == "packed"
+        if (policy.values if packed else policy.dense_values) != "fp32":
+            return 0.0
+        return 4 * bucket.numel * (policy.density.target if packed else 1.0)
 
     def start(self, index: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor | None:
         """Start bucket ``index``, and take those before it one message further.
@@ -148,6 +170,11 @@ class Exchange:
         """For each parameter, whether something of it may be kept back."""
         keeping = {i for lane in self._lanes if isinstance(lane, KeptLane) for i in lane.bucket.members}
         return [i in keeping for i in range(len(self._plan.params))]
+
+    @property
+    def ring(self) -> RingChoice:
+        """Who sums float32 values, and why."""
+        return self._setting.ring
 
     def tally(self) -> dict[str, int]:
         """How selection went on this rank: see :class:`ringprune.ops.Hints`."""

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from ringprune.comm.communicator import Communicator
 from ringprune.metrics import Content, Metrics
 from ringprune.plan import Bucket
 from ringprune.policies.policy import Policy
-from ringprune.reduction import Average, Mean
+from ringprune.reduction import Average, Mean, RingChoice
 from ringprune.residual import Correction
 from ringprune.wire import ValueCode
 
@@ -21,7 +21,7 @@ StateOf = dict[int, dict[str, Tensor]]
 """What must be saved of each member of a bucket, by its position in the Plan: flat views."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Setting:
     """What all lanes of an exchange share.
 
@@ -34,6 +34,7 @@ class Setting:
         mean: average or sum.
         velocity: accumulate a velocity (momentum correction).
         spare: keep what taking a step back needs.
+        ring: which sums of float32 values our ring makes; known from the first step on.
     """
 
     policy: Policy
@@ -44,6 +45,11 @@ class Setting:
     mean: Mean
     velocity: bool
     spare: bool
+    ring: RingChoice = field(default_factory=RingChoice.never)
+
+    def sums_by_ring(self, values: Tensor) -> bool:
+        """Whether ``values`` are summed by our ring."""
+        return values.dtype == torch.float32 and self.ring.takes(values.nbytes)
 
 
 class Lane(ABC):
@@ -120,7 +126,9 @@ class Lane(ABC):
         with self._setting.metrics.stage("reduce"), self._setting.metrics.sending(self._content, self.bucket.index):
             code = self._code() if values.dtype == torch.float32 else None
             name = f"bucket {self.bucket.index} {self._content}"
-            self._reduction = self._setting.mean.start(self._setting.comm, values, code, name=name)
+            # Coded values are rounded twice by two collectives, by the ring at each hop: so only where it is asked for.
+            ring = self._setting.sums_by_ring(values) and (code is None or self._setting.policy.reduction == "ring")
+            self._reduction = self._setting.mean.start(self._setting.comm, values, code, ring=ring, name=name)
 
     def _rounds(self) -> Iterator[None]:
         """The messages of the reduction after its first."""

@@ -29,6 +29,7 @@ def IWP(
     dense_values: str = "fp32",
     index_format: str = "auto",
     lookahead: bool = False,
+    reduction: Literal["auto", "library", "ring"] = "auto",
 ) -> Policy:
     """Importance Weighted Pruning (Cheng and Xu, arXiv 1901.01544), as RingPrune defines it.
 
@@ -64,6 +65,7 @@ def IWP(
         index_format: ``"auto"`` (the shortest), ``"list"``, ``"bitmap"`` or ``"elias-fano"``.
         lookahead: choose a step's index set right after the step before, by the residual alone: it travels during the
             forward pass, and agreement costs no time where that is long enough.
+        reduction: who sums float32 values: the communicator's ``"library"``, our ``"ring"``, or ``"auto"``, the faster.
 
     Returns:
         The policy.
@@ -85,4 +87,5 @@ def IWP(
         dense_values=dense_values,
         index_format=index_format,
         lookahead=lookahead,
+        reduction=reduction,
     )

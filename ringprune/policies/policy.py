@@ -15,6 +15,7 @@ from ringprune.wire import INDEX_FORMATS, VALUE_FORMATS
 __all__ = ["INDEX_SETS", "Policy"]
 
 INDEX_SETS = ("shared", "gathered", "scattered")
+REDUCTIONS = ("auto", "library", "ring")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ class Policy:
         index_format: how proposals travel, one of :data:`ringprune.wire.INDEX_FORMATS`.
         index_sets: ``"shared"``: all ranks send at one index set, which the roots propose. ``"gathered"``: each rank at
             its own, and gets everybody's entries. ``"scattered"``: each at its own, summed region by region.
+        reduction: who sums float32 values: ``"library"``, the communicator's own allreduce; ``"ring"``, ours, on
+            point-to-point messages; ``"auto"``, whichever is faster, measured at the first step if there is a choice.
+            Coded values go round the ring only with ``"ring"``; they are then rounded at each hop.
         lookahead: choose a step's index set right after the step before, so that it travels during the forward pass.
     """
 
@@ -57,6 +61,7 @@ class Policy:
     dense_values: str = "fp32"
     index_format: str = "auto"
     index_sets: str = "shared"
+    reduction: str = "auto"
     lookahead: bool = False
 
     def __post_init__(self) -> None:
@@ -78,19 +83,24 @@ class Policy:
         one_of("values", self.values, VALUE_FORMATS)
         one_of("dense_values", self.dense_values, VALUE_FORMATS)
         one_of("index_format", self.index_format, INDEX_FORMATS)
+        one_of("reduction", self.reduction, REDUCTIONS)
         flag("lookahead", self.lookahead)
         if one_of("index_sets", self.index_sets, INDEX_SETS) != "shared" and (
             self.explore or self.lookahead or self.values != "fp32"
         ):
             raise ConfigurationError(
                 f"index_sets={self.index_sets!r} goes with explore=0, lookahead=False and values='fp32': each rank "
-                f"chooses for itself, and sums are of float32; got explore={self.explore!r}, lookahead={self.lookahead!r}, "
-                f"values={self.values!r}"
+                f"chooses for itself, and sums are of float32; got explore={self.explore!r}, "
+                f"lookahead={self.lookahead!r}, values={self.values!r}"
             )
 
     @property
     def needs(self) -> frozenset[Ability]:
         """What this policy asks of a communicator."""
-        always: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather"})
-        scattered = {self.values, self.dense_values} != {"fp32"} or self.index_sets == "scattered"
-        return always | {"alltoall"} if scattered else always
+        needs: set[Ability] = {"broadcast", "allreduce", "allgather"}
+        coded = {self.values, self.dense_values} != {"fp32"}
+        if self.index_sets == "scattered" or (coded and self.reduction != "ring"):
+            needs.add("alltoall")
+        if self.reduction == "ring":
+            needs.add("shift")
+        return frozenset(needs)

@@ -1,6 +1,7 @@
 """Stage 6: packed values are summed over the ranks."""
 
+from ringprune.reduction.choice import RingChoice, choose_ring
 from ringprune.reduction.mean import Average, Mean
 from ringprune.reduction.sparse import GatheredReduction, SparseReduction
 
-__all__ = ["Average", "GatheredReduction", "Mean", "SparseReduction"]
+__all__ = ["Average", "GatheredReduction", "Mean", "RingChoice", "SparseReduction", "choose_ring"]

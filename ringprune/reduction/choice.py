@@ -36,6 +36,11 @@ class RingChoice:
     from_bytes: float
     reason: str
 
+    @classmethod
+    def never(cls) -> "RingChoice":
+        """Before it is known, and where it is not asked for."""
+        return cls(math.inf, "the library's allreduce is used")
+
     def takes(self, nbytes: int) -> bool:
         """Whether the ring sums ``nbytes`` bytes of float32 values."""
         return nbytes >= self.from_bytes

@@ -7,6 +7,7 @@ from torch import Tensor
 from ringprune.comm.communicator import Communicator
 from ringprune.reduction.coded import CodedReduction
 from ringprune.reduction.reduction import LibraryReduction, Reduction, ValueCode
+from ringprune.reduction.ring import RingReduction
 
 __all__ = ["Average", "Mean"]
 
@@ -28,27 +29,32 @@ class Mean:
         if self.average:
             sums.mul_(1.0 / size)
 
-    def start(self, comm: Communicator, values: Tensor, code: ValueCode | None = None, *, name: str) -> "Average":
+    def start(
+        self, comm: Communicator, values: Tensor, code: ValueCode | None = None, *, ring: bool = False, name: str
+    ) -> "Average":
         """[6] Start the reduction of ``values``, in place.
 
         Args:
             comm: with whom.
             values: contiguous; float32 where there is a ``code``.
             code: how values travel; None as they are. Where a code would not be shorter it is not used.
+            ring: sum float32 values by our ring instead of the library's allreduce.
             name: what errors call it.
         """
         if self.predivide != 1.0:
             values.mul_(1.0 / self.predivide)
         # Horovod multiplies by the reciprocal, rounded to the values' dtype; the same here gives the same bits.
         factor = self.predivide / comm.size if self.average else self.predivide
-        return Average(_reduction(comm, values, code, name), factor, self.predivide)
+        return Average(_reduction(comm, values, code, ring, name), factor, self.predivide)
 
 
-def _reduction(comm: Communicator, values: Tensor, code: ValueCode | None, name: str) -> Reduction:
+def _reduction(comm: Communicator, values: Tensor, code: ValueCode | None, ring: bool, name: str) -> Reduction:
     longest = -(-values.numel() // comm.size)
-    if code is None or code.size(longest) >= values.element_size() * longest:
-        return LibraryReduction(comm, values, name=name)
-    return CodedReduction(comm, values, code, name=name)
+    if code is not None and code.size(longest) >= values.element_size() * longest:
+        code = None
+    if ring:
+        return RingReduction(comm, values, code, name=name)
+    return LibraryReduction(comm, values, name=name) if code is None else CodedReduction(comm, values, code, name=name)
 
 
 class Average:

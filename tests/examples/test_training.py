@@ -75,6 +75,27 @@ def test_stop_and_continue_equals_not_stopping(tmp_path: Path) -> None:
     assert "was written with {'density': 0.01}, this run has {'density': 0.5}" in said
 
 
+def test_torchrun_gives_the_same_model_as_mpirun(tmp_path: Path) -> None:
+    """On two ranks a sum has one order, so that every library gives the same bytes."""
+    options = ("--policy", "iwp", "--steps", "8", "--density-warmup", "3", "--validate-every", "4")
+    two_ranks("train_digits.py", *options, "--checkpoint", tmp_path / "mpirun.pt")
+    script, checkpoint = str(SCRIPTS / "train_digits.py"), str(tmp_path / "torchrun.pt")
+    job = run_job(script, *options, "--checkpoint", checkpoint, launcher="torchrun", timeout=TIME_LIMIT)
+    assert "digits, iwp on 2 ranks: validation accuracy" in job.output
+    for rank in range(2):
+        one, two = (
+            torch.load(tmp_path / f"{name}.pt.rank{rank}", weights_only=True) for name in ("mpirun", "torchrun")
+        )
+        for part in ("model", "optimizer", "schedule"):
+            assert_equal(one[part], two[part])
+
+
+def test_torchrun_has_no_horovod() -> None:
+    script = str(SCRIPTS / "train_digits.py")
+    job = run_job(script, "--policy", "horovod-fp32", launcher="torchrun", timeout=TIME_LIMIT, check=False)
+    assert "--policy horovod-fp32 needs Horovod's ranks: start it with horovodrun or mpirun" in job.output
+
+
 def assert_equal(one: Any, two: Any) -> None:
     """The same numbers, all the way down."""
     if isinstance(one, dict):

@@ -24,6 +24,12 @@ def test_the_laws_hold_on_real_ranks(kind: str, launcher: Launcher, np: int, ste
     assert re.search(rf"\d+ checks passed on {np} ranks", job.output)
 
 
+@pytest.mark.parametrize("np", [2, 3])
+def test_the_hook_of_distributed_data_parallel(np: int) -> None:
+    job = run_job("tests.mpi.jobs.ddp", np=np, launcher="torchrun", timeout=240)
+    assert f"checks of the hook passed on {np} ranks" in job.output
+
+
 DYING: list[tuple[str, Launcher]] = [
     ("mpi", "mpirun"),
     ("horovod", "mpirun"),

@@ -35,6 +35,9 @@ def all_bytes(comm: rp.comm.Communicator, data: bytes, name: str) -> list[bytes]
     return [bytes(row.tolist()) for row in rows]
 
 
+RING = rp.IWP(0.05, values="int4", reduction="ring")
+
+
 def agreement(comm: rp.comm.Communicator, policy: rp.Policy, steps: int) -> None:
     """The weights have the same hash on all ranks after every step."""
     model = make_model()
@@ -270,6 +273,11 @@ def checks(kind: str, steps: int) -> dict[str, Callable[[rp.comm.Communicator], 
     found: dict[str, Callable[[rp.comm.Communicator], None]] = {
         "agreement, one root": partial(agreement, policy=rp.IWP(0.05), steps=steps),
         "agreement, all roots": partial(agreement, policy=rp.IWP(0.05, roots="all", explore=0.2), steps=20),
+        "agreement, coded": partial(agreement, policy=rp.IWP(0.05, values="int8", dense_values="bf16"), steps=10),
+        "agreement, look-ahead": partial(agreement, policy=rp.IWP(0.05, lookahead=True, values="fp16"), steps=10),
+        "agreement, own sets": partial(agreement, policy=rp.DGC(0.05), steps=10),
+        "agreement, own sets scattered": partial(agreement, policy=rp.DGC(0.05, index_sets="scattered"), steps=10),
+        "agreement, random": partial(agreement, policy=rp.RandomK(0.05), steps=10),
         "a bad gradient of one rank": a_bad_gradient_of_one_rank,
         "ranks that differ": ranks_that_differ,
         "resume": resume,

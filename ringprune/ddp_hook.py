@@ -1,0 +1,296 @@
+"""A communication hook for DistributedDataParallel: RingPrune's policies without its optimizer wrapper.
+
+DDP keeps its buckets and its overlap with backward; each of them becomes one bucket of a Plan for the tensors that
+travel packed and one for those that travel dense. What a policy holds back enters a later gradient (error feedback).
+Momentum correction needs the optimizer and is left out.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from inspect import Parameter, Signature
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringprune import checkpoint, ops, wire
+from ringprune.comm import connect
+from ringprune.comm.communicator import Communicator
+from ringprune.errors import ArgumentTypeError, CheckpointError, UsageError
+from ringprune.exchange import Exchange
+from ringprune.metrics import Metrics
+from ringprune.plan import Bucket, ParamSpec, Plan, Route, shake_hands
+from ringprune.policies import Policy, as_policy, check_abilities
+from ringprune.reduction import Mean
+from ringprune.residual import Correction
+from ringprune.scaling import LossScale
+from ringprune.validation import whole_number
+from ringprune.verdict import Verdict
+
+__all__ = ["DDPHook", "ddp_hook"]
+
+
+def ddp_hook(
+    policy: Policy | str = "iwp",
+    *,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    comm: Communicator | str | None = None,
+    scaler: Any = None,
+    seed: int = 0,
+) -> "DDPHook":
+    """A hook for ``model.register_comm_hook(None, ringprune.ddp_hook(policy))``; all ranks make it together.
+
+    Args:
+        policy: a policy, or its name with its defaults; its momentum correction is left out.
+        named_parameters: ``model.named_parameters()``, for errors and checkpoints; None numbers them.
+        comm: a communicator, the name of one, or None for ``connect("torch")``: a group of all ranks.
+        scaler: the loop's ``torch.amp.GradScaler``; an overflow on any rank then skips the step on all.
+        seed: decides roots and exploration; the same on all ranks.
+
+    Raises:
+        ConfigurationError, ArgumentTypeError: an argument cannot work.
+        UsageError: torch.distributed is not initialised.
+    """
+    chosen = replace(as_policy(policy), momentum_correction=False, mask_velocity=False)
+    communicator = connect(comm or "torch") if comm is None or isinstance(comm, str) else comm
+    if not isinstance(communicator, Communicator):
+        raise ArgumentTypeError(f"comm={comm!r}: a communicator from ringprune.connect, its kind as a string, or None")
+    check_abilities(chosen, communicator)
+    names = {id(param): name for name, param in named_parameters or ()}
+    return DDPHook(chosen, communicator, LossScale(scaler), whole_number("seed", seed, 0), names)
+
+
+@dataclass
+class _Arrived:
+    """One of DDP's buckets in this backward pass."""
+
+    buffer: Tensor
+    params: list[Tensor]
+    grads: list[Tensor]
+    future: "torch.futures.Future[Tensor]" = field(default_factory=torch.futures.Future)
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        return tuple(map(id, self.params))
+
+
+def _in_order(grad: Tensor, param: Tensor) -> Tensor:
+    """The gradient as a view whose entries match the parameter's.
+
+    DDP gives a gradient the parameter's shape, but its entries lie as the parameter's do in memory (channels last).
+    """
+    by_stride = sorted(range(param.dim()), key=param.stride, reverse=True)
+    if param.is_contiguous() or not param.permute(by_stride).is_contiguous():
+        return grad
+    return grad.as_strided(param.shape, param.stride())
+
+
+class DDPHook:
+    """What :func:`ddp_hook` makes; ``state_dict()`` holds what this rank keeps back, save it on every rank."""
+
+    def __init__(self, policy: Policy, comm: Communicator, scale: LossScale, seed: int, names: dict[int, str]) -> None:
+        self._policy, self._comm, self._scale, self._seed, self._names = policy, comm, scale, seed, names
+        # register_comm_hook asks for these, and refuses annotations other than its own.
+        self.__name__ = self.__qualname__ = "ringprune.ddp_hook"
+        kind = Parameter.POSITIONAL_OR_KEYWORD
+        self.__signature__ = Signature([Parameter("state", kind), Parameter("bucket", kind)])
+        self._arrived: list[_Arrived] = []
+        self._layout: list[tuple[int, ...]] = []
+        self._found: list[tuple[Sequence[int], Tensor]] = []  # counts of NaN and infinite entries, not yet read
+        self._steady = False
+        self._exchange: Exchange | None = None
+        self._saved: dict[str, Any] | None = None
+
+    def __call__(self, state: object, bucket: Any) -> "torch.futures.Future[Tensor]":
+        """Exchange one of DDP's buckets; called by DDP during backward, in the same order on all ranks.
+
+        Raises:
+            NonFiniteGradientError, RankMismatchError: out of ``backward()``, on all ranks together.
+        """
+        if bucket.index() == 0:
+            self._arrived = []
+        params = list(bucket.parameters())
+        grads = [_in_order(grad, param) for grad, param in zip(bucket.gradients(), params, strict=True)]
+        self._arrived.append(_Arrived(bucket.buffer(), params, grads))
+        if self._steady:
+            self._start(len(self._arrived) - 1, None)
+        if bucket.is_last():
+            self._finish()
+        return self._arrived[-1].future
+
+    # -- one backward pass --------------------------------------------------------------------------------------------
+
+    def _start(self, position: int, factors: dict[int, float] | None) -> None:
+        """Start the exchange of the DDP bucket at ``position``."""
+        arrived = self._arrived[position]
+        if arrived.layout != self._layout[position]:
+            raise UsageError("DistributedDataParallel changed its buckets in the middle of training: make a new hook")
+        assert self._exchange is not None
+        if position == 0:
+            self._scale.read()
+            self._exchange.begin()
+        by_param = dict(zip(arrived.layout, arrived.grads, strict=True))
+        for bucket in self._buckets[position]:
+            grads = [by_param[id(self._params[i])].contiguous() for i in bucket.members]
+            own = self._factors(grads) if factors is None else [factors[i] for i in bucket.members]
+            correction = Correction(own, [0.0] * len(grads), [False] * len(grads))
+            found = self._exchange.start(bucket.index, grads, correction)
+            self._found.append((bucket.members, ops.count_nonfinite(grads) if found is None else found))
+
+    def _factors(self, grads: Sequence[Tensor]) -> list[float]:
+        return self._policy.clipping.factors(grads, 1 / self._scale.value, self._comm.size)
+
+    def _finish(self) -> None:
+        """All buckets are there: start those that were not, decide together, and give DDP the averages."""
+        layout = [arrived.layout for arrived in self._arrived]
+        if not self._steady:
+            # DDP makes its first buckets anew after the first backward pass; from two equal passes on they stay.
+            if layout != self._layout:
+                self._build(layout)
+            elif self._policy.clipping.norm is None:
+                self._steady = True
+            self._start_all()
+        assert self._exchange is not None
+        self._note_nonfinite()
+        self._verdict.saw_gradient = True
+        self._verdict.start()
+        self._exchange.reduce()
+        made = self._verdict.wait()
+        try:
+            if made:
+                self._write()
+            else:
+                self._refuse()
+        finally:
+            self._verdict.clear()
+        for arrived in self._arrived:
+            arrived.future.set_result(arrived.buffer)
+
+    def _start_all(self) -> None:
+        self._scale.read()
+        factors = None
+        if self._policy.clipping.norm is not None:
+            grads = [grad.contiguous() for arrived in self._arrived for grad in arrived.grads]
+            factors = dict(enumerate(self._factors(grads)))
+        for position in range(len(self._arrived)):
+            self._start(position, factors)
+
+    def _note_nonfinite(self) -> None:
+        for members, counts in self._found:
+            for member, count in zip(members, counts.tolist(), strict=True):
+                if count:
+                    spec = self._plan.params[member]
+                    self._verdict.note_nonfinite(
+                        f"the gradient of {spec.name!r} has {count} of {spec.numel} entries NaN or infinite"
+                    )
+        self._found = []
+
+    def _write(self) -> None:
+        assert self._exchange is not None
+        grads = [grad for arrived in self._arrived for grad in arrived.grads]
+        outputs = [grad if grad.is_contiguous() else torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
+                   for grad in grads]  # fmt: skip
+        self._exchange.finish(outputs)
+        for grad, output in zip(grads, outputs, strict=True):
+            if output is not grad:
+                grad.copy_(output)
+        if self._scale.enabled:  # the scaler divides by it
+            for arrived in self._arrived:
+                arrived.buffer.mul_(self._scale.value)
+        self._metrics.steps += 1
+
+    def _refuse(self) -> None:
+        """A gradient is not finite: nothing of the pass is kept; all scalers skip the step, or all raise."""
+        assert self._exchange is not None
+        self._exchange.abandon()
+        self._verdict.raise_or_skip()
+        self._metrics.skipped_steps += 1
+        for arrived in self._arrived:
+            arrived.buffer.fill_(float("inf"))
+
+    # -- DDP's buckets as a Plan --------------------------------------------------------------------------------------
+
+    def _build(self, layout: list[tuple[int, ...]]) -> None:
+        """Make the Plan for DDP's buckets, and move what was kept back over to it."""
+        kept = self.state_dict()
+        self._params = [param for arrived in self._arrived for param in arrived.params]
+        specs = []
+        for param in self._params:
+            name = self._names.setdefault(id(param), f"parameter {len(self._names)}")
+            specs.append(ParamSpec(name, tuple(param.shape), param.dtype, param.device, 0))
+        self._buckets = self._split(specs)
+        buckets = tuple(bucket for group in self._buckets for bucket in group)
+        facts = [f"wire format {wire.WIRE_VERSION}", f"policy {self._policy}", f"seed={self._seed}", str(self._scale)]
+        facts += [f"parameter {i} is {spec}" for i, spec in enumerate(specs)]
+        facts += [f"bucket {bucket.index} is {bucket.route}: parameters {bucket.members}" for bucket in buckets]
+        self._plan = Plan(tuple(specs), buckets, tuple(facts))
+        device = self._params[0].device
+        if self._exchange is None:
+            self._metrics = Metrics(self._comm.traffic, self._plan.numel)
+            nonfinite = "skip" if self._scale.enabled else "raise"
+            self._verdict = Verdict(self._comm, self._metrics, device, nonfinite, expected=self._scale.enabled)
+        # spare: a pass that some rank refuses is taken back
+        exchange = Exchange(
+            self._plan, self._policy, self._comm, self._metrics, self._params,
+            seed=self._seed, mean=Mean(), velocity=False, spare=True,
+        )  # fmt: skip
+        failure = None
+        try:
+            self._restore(kept, exchange)
+        except CheckpointError as error:
+            failure = str(error)
+        shake_hands(facts, self._comm, device, failure)
+        self._exchange, self._saved, self._layout = exchange, None, layout
+        self._found = []
+
+    def _split(self, specs: Sequence[ParamSpec]) -> list[list[Bucket]]:
+        """For each of DDP's buckets the Plan's: what travels packed, then what travels dense, each of one dtype."""
+        groups: list[list[Bucket]] = []
+        first = index = 0
+        for arrived in self._arrived:
+            own: dict[tuple[Route, torch.dtype], list[int]] = {}
+            for i in range(first, first + len(arrived.params)):
+                route: Route = "packed" if self._policy.routing.packed(specs[i]) else "dense"
+                own.setdefault((route, specs[i].dtype), []).append(i)
+            first += len(arrived.params)
+            groups.append([])
+            for (route, dtype), members in sorted(own.items(), key=lambda item: item[0][0] == "dense"):
+                offsets = tuple(accumulate((specs[i].numel for i in members), initial=0))
+                wire_dtype = torch.float64 if dtype == torch.float64 else torch.float32
+                groups[-1].append(Bucket(index, route, tuple(members), offsets, wire_dtype, specs[members[0]].device))
+                index += 1
+        return groups
+
+    # -- between passes -----------------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Steps, bytes by content, ratios, densities and seconds per stage; empty before the first backward pass."""
+        return self._metrics.stats() | {"selection": self._exchange.tally()} if self._exchange is not None else {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank keeps back, by parameter name; empty before the first backward pass."""
+        if self._exchange is None:
+            return dict(self._saved or {})
+        origin = checkpoint.Origin(self._comm.rank, self._comm.size, self._exchange.step, flushed=False)
+        return checkpoint.save(origin, self._exchange.state())
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from :meth:`state_dict`, on every rank from its own; before or after the first backward pass.
+
+        Raises:
+            CheckpointError: it does not fit; before the first backward pass, whether its tensors fit is found there.
+        """
+        if state_dict:
+            checkpoint.check_origin(state_dict, self._comm.rank, self._comm.size)
+        if self._exchange is None:
+            self._saved = dict(state_dict)
+        else:
+            self._restore(state_dict, self._exchange)
+
+    def _restore(self, saved: dict[str, Any], exchange: Exchange) -> None:
+        if saved:
+            state = exchange.state()
+            checkpoint.check_tensors(saved["parameters"], state)
+            checkpoint.copy(saved["parameters"], state)
+            exchange.resumed(saved["step"])

@@ -1,0 +1,173 @@
+"""A job that trains under DistributedDataParallel with RingPrune's hook and compares it with the wrapper."""
+
+import copy
+import math
+import sys
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ringprune as rp
+from tests.mpi.inside import check_together, start
+from tests.training import batches, loss_of, make_model, run, same_bytes, sgd, weights, wrap
+
+
+def wrapped(policy: Any, **options: Any) -> tuple[DistributedDataParallel, Any]:
+    """The test model with buckets of one or two tensors, and its hook."""
+    model = make_model()
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.005)
+    hook = rp.ddp_hook(policy, named_parameters=model.named_parameters(), **options)
+    ddp.register_comm_hook(None, hook)
+    return ddp, hook
+
+
+def train(ddp: nn.Module, rank: int, steps: int, start: int = 0) -> Tensor:
+    run(ddp, sgd(ddp.parameters()), rank, steps, start)
+    return weights(ddp)
+
+
+def dense_is_plain_ddp(comm: rp.comm.Communicator) -> None:
+    expected = train(DistributedDataParallel(make_model(), bucket_cap_mb=0.005), comm.rank, 8)
+    got = train(wrapped(rp.Dense())[0], comm.rank, 8)
+    if comm.size == 2:
+        assert same_bytes(got, expected)
+    assert torch.allclose(got, expected, atol=1e-5)
+
+
+def a_policy_is_what_the_wrapper_makes_of_it(comm: rp.comm.Communicator) -> None:
+    """Same roots and scores; only the buckets differ, and with them whom a step's root is: so all ranks are roots."""
+    policy = rp.IWP(0.05, roots="all", momentum_correction=False)
+    model = make_model()
+    optimizer = wrap(model, comm, policy)
+    run(model, optimizer, comm.rank, 8)
+    ddp, hook = wrapped(policy)
+    got = train(ddp, comm.rank, 8)
+    if comm.size == 2:
+        assert same_bytes(got, weights(model)), float((got - weights(model)).abs().max())
+    assert torch.allclose(got, weights(model), atol=1e-5)
+    theirs, ours = optimizer.stats(), hook.stats()
+    for key in ("steps", "bytes_values", "bytes_indices", "bytes_dense", "realised_density"):
+        assert math.isclose(theirs[key], ours[key]), key
+    optimizer.close()
+
+
+def resuming_equals_not_stopping(comm: rp.comm.Communicator) -> None:
+    """With all ranks as roots: whose turn it is goes by bucket, and DDP's first pass has other buckets."""
+    ddp, hook = wrapped(rp.IWP(0.05, roots="all"))
+    optimizer = sgd(ddp.parameters())
+    run(ddp, optimizer, comm.rank, 5)
+    saved = copy.deepcopy((ddp.module.state_dict(), optimizer.state_dict(), hook.state_dict()))
+    run(ddp, optimizer, comm.rank, 4, start=5)
+    again, second = wrapped(rp.IWP(0.05, roots="all"))
+    resumed = sgd(again.parameters())
+    for part, state in zip((again.module, resumed, second), saved, strict=True):
+        part.load_state_dict(state)
+    run(again, resumed, comm.rank, 4, start=5)
+    assert second.state_dict()["step"] == 9
+    assert torch.allclose(weights(again), weights(ddp), atol=1e-5)
+    assert comm.size > 2 or same_bytes(weights(again), weights(ddp))
+
+
+def other_checkpoints_are_refused(comm: rp.comm.Communicator) -> None:
+    ddp, hook = wrapped(rp.IWP(0.05))
+    assert hook.state_dict() == {}
+    train(ddp, comm.rank, 1)
+    saved = hook.state_dict()
+    for wrong in ({**saved, "size": comm.size + 1}, {**saved, "parameters": {}}):
+        with pytest.raises(rp.CheckpointError):
+            hook.load_state_dict(wrong)
+    again, second = wrapped(rp.IWP(0.05))
+    if comm.rank == 0:
+        second.load_state_dict({**saved, "parameters": {}})
+    with pytest.raises(rp.RankMismatchError, match=r"rank 0 could not build .* does not fit this model"):
+        train(again, comm.rank, 1)
+
+
+def a_bad_gradient_of_one_rank_raises_on_all(comm: rp.comm.Communicator) -> None:
+    ddp, _ = wrapped(rp.IWP(0.05))
+    train(ddp, comm.rank, 4)
+    bad = math.nan if comm.rank == comm.size - 1 else 1.0
+    try:
+        (loss_of(ddp, next(iter(batches(comm.rank, 1)))) * bad).backward()
+    except rp.NonFiniteGradientError as error:
+        assert f"rank {comm.size - 1}: the gradient of" in str(error)
+    else:
+        raise AssertionError("NaN was accepted")
+
+
+def an_overflow_skips_the_step_on_all_ranks(comm: rp.comm.Communicator) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    ddp, hook = wrapped(rp.IWP(0.05), scaler=scaler)
+    optimizer = sgd(ddp.parameters())
+    for step, batch in enumerate(batches(comm.rank, 6)):
+        before = weights(ddp)
+        optimizer.zero_grad()
+        factor = math.inf if step == 4 and comm.rank == 0 else 1.0
+        (scaler.scale(loss_of(ddp, batch)) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert same_bytes(before, weights(ddp)) == (step == 4)
+    assert scaler.get_scale() == 2.0**9
+    assert hook.stats()["skipped_steps"] == 1
+
+
+def a_norm_over_all_gradients(comm: rp.comm.Communicator) -> None:
+    policy = rp.IWP(0.05, roots="all", momentum_correction=False, clip_norm=0.1)
+    model = make_model()
+    optimizer = wrap(model, comm, policy)
+    run(model, optimizer, comm.rank, 5)
+    assert torch.allclose(train(wrapped(policy)[0], comm.rank, 5), weights(model), atol=1e-5)
+    optimizer.close()
+
+
+def ranks_that_differ(comm: rp.comm.Communicator) -> None:
+    ddp, _ = wrapped(rp.IWP(0.05), seed=comm.rank)
+    try:
+        train(ddp, comm.rank, 1)
+    except rp.RankMismatchError as error:
+        assert "seed=1" in str(error)
+    else:
+        raise AssertionError("different seeds were accepted")
+
+
+def other_layouts_of_memory(comm: rp.comm.Communicator) -> None:
+    """Channels-last gradients lie in another order than their weights are counted."""
+    results = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        model = nn.Conv2d(16, 32, 3).to(memory_format=layout)
+        ddp = DistributedDataParallel(model)
+        ddp.register_comm_hook(None, rp.ddp_hook(rp.IWP(0.05)))
+        optimizer = sgd(ddp.parameters())
+        for step in range(4):
+            optimizer.zero_grad()
+            generator = torch.Generator().manual_seed(10 * step + comm.rank)
+            ddp(torch.randn(2, 16, 5, 5, generator=generator)).square().mean().backward()
+            optimizer.step()
+        results.append(model.weight.detach().contiguous())
+    assert torch.allclose(*results, atol=1e-4)
+
+
+CHECKS = (
+    dense_is_plain_ddp,
+    a_policy_is_what_the_wrapper_makes_of_it,
+    resuming_equals_not_stopping,
+    other_checkpoints_are_refused,
+    a_bad_gradient_of_one_rank_raises_on_all,
+    an_overflow_skips_the_step_on_all_ranks,
+    a_norm_over_all_gradients,
+    ranks_that_differ,
+    other_layouts_of_memory,
+)
+
+if __name__ == "__main__":
+    comm = start("torch")
+    for check in CHECKS:
+        if not sys.argv[1:] or check.__name__ in sys.argv[1:]:
+            check_together("torch", check.__name__, partial(check, comm))
+    if comm.rank == 0:
+        print(f"{len(CHECKS)} checks of the hook passed on {comm.size} ranks")
