@@ -5,6 +5,7 @@ import argparse
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +19,11 @@ from exchanges import inside, outside  # noqa: E402
 from exchanges.errors import CannotRun  # noqa: E402
 from exchanges.job import current_job, started_by  # noqa: E402
 from exchanges.options import parsed  # noqa: E402
+from exchanges.outside import NOTHING, NOTHING_MEASURED  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: E402
 
 INTERRUPTED = 130  # as shells say it
-NOTHING_MEASURED = 3
 
 Row = dict[str, Any]
 
@@ -51,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for row in measured:
             rows.append(row)
     except (CannotHere, CannotRun) as error:
-        print(f"bench_exchange: nothing measured: {error}", file=sys.stderr)
+        print(f"{'bench_exchange' if rows else NOTHING}: {error}", file=sys.stderr)
+        _finish(rows, options)
         return NOTHING_MEASURED
     except ClusterError as error:
         report.say(f"failed: {error}")
@@ -70,7 +72,16 @@ def _outside(options: argparse.Namespace, report: Report) -> Iterator[Row]:
 
 def _in_job(options: argparse.Namespace, report: Report) -> Iterator[Row]:
     job = current_job()
-    rows = list(inside.rows(options, job, report.say if job.rank == 0 else lambda line: None))
+    say = report.say if job.rank == 0 else lambda line: None
+    try:
+        rows = list(inside.rows(options, job, say))
+    except CannotRun:
+        raise
+    except Exception:
+        traceback.print_exc()
+        job.abort()
+    finally:
+        job.close()
     if job.rank == 0:
         yield from rows
 

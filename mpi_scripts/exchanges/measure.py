@@ -45,9 +45,7 @@ class Seen:
     account: Account
 
 
-def measure(
-    job: Job, method: Method, choice: Choice, shapes: Mapping[str, tuple[int, ...]], tick: Tick
-) -> list[Seen]:
+def measure(job: Job, method: Method, choice: Choice, shapes: Mapping[str, tuple[int, ...]], tick: Tick) -> list[Seen]:
     """Measure ``method`` on gradients of these shapes; all ranks call it together.
 
     Args:

@@ -11,7 +11,6 @@ from exchanges.errors import CannotRun
 from exchanges.exchange import Exchange
 from exchanges.gradients import Gradients
 from exchanges.job import Job, forced_ring
-
 from ringprune.comm.choice import OPTIONS
 from ringprune.policies import POLICIES
 
@@ -115,9 +114,7 @@ _TABLE = [
 METHODS = {method.name: method for method in _TABLE}
 """Every method by name."""
 
-DEFAULTS = [
-    name for name, method in METHODS.items() if name != "peer" and not (name.startswith(OURS) and method.ring)
-]
+DEFAULTS = [name for name, method in METHODS.items() if name != "peer" and not (name.startswith(OURS) and method.ring)]
 """What is compared if nobody says: the ring only where Horovod's blocking allreduce would be another algorithm."""
 
 

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
+
+import ringprune as rp
 from exchanges.choice import Choice
 from exchanges.exchange import Account, Exchange
 from exchanges.gradients import Gradients
 from exchanges.job import Job
-from torch import Tensor
-
-import ringprune as rp
 from ringprune.comm import Communicator
 from ringprune.policies import POLICIES
 
@@ -35,14 +35,17 @@ class RingPrune:
         )
 
     def prepare(self) -> Tensor:
+        """The forward pass."""
         loss: Tensor = self._module()
         return loss
 
     def run(self, loss: Tensor) -> None:
+        """Backward, in which exchanges start, and the rest of the exchange; no step is made."""
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.synchronize()
 
     def account(self) -> Account:
+        """From the optimizer's stats."""
         stats = self._optimizer.stats()
         return Account(
             sent=stats["bytes_sent"],
@@ -53,6 +56,7 @@ class RingPrune:
         )
 
     def close(self) -> None:
+        """Remove the hooks and close the communicator."""
         self._optimizer.close()
         self._comm.close()
 
@@ -60,9 +64,7 @@ class RingPrune:
 def made(name: str, choice: Choice) -> rp.Policy:
     """The policy of that name, with what was chosen for it, past its warm-up from the first step on."""
     given: dict[str, Any] = {"density": choice.density, "warmup": rp.Warmup(steps=0)}
-    given |= {
-        key: value for key in ("values", "dense_values") if (value := getattr(choice, key)) is not None
-    }
+    given |= {key: value for key in ("values", "dense_values") if (value := getattr(choice, key)) is not None}
     taken = inspect.signature(POLICIES[name]).parameters
     # Dense has no density, and what it is not told of it does not need; a value format it must be told.
     optional = {"density", "warmup"}

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from exchanges.choice import Choice
 from exchanges.errors import CannotRun
 from exchanges.exchange import Account, Exchange
 from exchanges.gradients import Gradients
 from exchanges.job import Job
-from torch import Tensor
 
 __all__ = ["Ranks", "build"]
 
@@ -47,7 +48,9 @@ class _Peer:
 
     def run(self, loss: Tensor) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
-        named = {name: parameter.grad for name, parameter in self._module.named_parameters() if parameter.grad is not None}
+        named = {
+            name: parameter.grad for name, parameter in self._module.named_parameters() if parameter.grad is not None
+        }
         self._function(named, Ranks(self._job.rank, self._job.size, self._steps, self._density))
         self._steps += 1
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import emulated_cluster
 import torch
+
 from exchanges.choice import Choice
 from exchanges.exchange import allreduce_bytes
 from exchanges.interfaces import LOOPBACK
 from exchanges.measure import Seen, Step
-
-import ringprune
 from ringprune.bench import machine
 
 __all__ = ["AS_IT_IS", "KEYS", "Row", "bits_per_second", "facts", "floor_seconds", "row_of"]

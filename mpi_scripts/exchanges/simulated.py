@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+
+import ringprune as rp
 from exchanges.choice import Choice
 from exchanges.errors import CannotRun
 from exchanges.exchange import Account, allreduce_bytes
@@ -13,8 +15,7 @@ from exchanges.measure import Seen, Step
 from exchanges.methods import OURS, Method
 from exchanges.ours import RingPrune, made
 from exchanges.rows import Row, row_of
-
-import ringprune as rp
+from ringprune.comm import Communicator
 
 __all__ = ["RATE", "simulated_row", "sliced"]
 
@@ -60,7 +61,7 @@ def _simulate(method: Method, choice: Choice, ranks: int, shapes: Mapping[str, t
     name = method.name.removeprefix(OURS).removesuffix("-ring")
     torch.set_num_threads(1)  # the ranks are threads themselves
 
-    def rank(comm: rp.comm.SimulatedCommunicator) -> Seen:
+    def rank(comm: Communicator) -> Seen:
         module = Gradients(shapes, choice.seed, comm.rank)
         exchange = RingPrune(module, made(name, choice), comm, choice.seed)
         accounts = [exchange.account()]

@@ -75,14 +75,17 @@ def footer(rows: Sequence[Row]) -> list[str]:
     lines = []
     if jobs:
         loads = [row["load_before"] for row in jobs]
-        ranks, cores = max(row["ranks"] // row["hosts"] * row["hosts"] for row in jobs), jobs[0]["cores"]
+        cores = jobs[0]["cores"]
+        ranks = max((row["ranks"] for row in jobs if row["emulated"] or row["hosts"] == 1), default=0)
         lines.append(f"load average before the jobs: {min(loads):.1f} to {max(loads):.1f}, on {cores} cores")
         if ranks > cores:
             lines.append(
-                f"{ranks} ranks share {cores} cores, if this is one machine: seconds and compute are inflated, by "
-                f"{ranks / cores:.0f} times and more where all ranks compute at once"
+                f"{ranks} ranks share the {cores} cores of this machine: seconds and compute are inflated, by "
+                f"{ranks / cores:g} times and more where all ranks compute at once or spin while they wait"
             )
-        lines.append(f"interfaces read: {', '.join(sorted({name for row in jobs for name in row['interfaces']})) or NONE}")
+        lines.append(
+            f"interfaces read: {', '.join(sorted({name for row in jobs for name in row['interfaces']})) or NONE}"
+        )
     if any(row["hosts"] == 1 for row in jobs):
         lines.append("all ranks on one host: the counters are those of lo, and shared memory passes it by")
     if whole := {(row["entries"], row["sliced_from"]) for row in rows if row.get("sliced_from")}:
