@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from emulated_cluster import Cluster, Job, launch, mpirun
+from emulated_cluster import TIMED_OUT, Cluster, Job, launch, mpirun
 from models import shapes
 
 from exchanges.choice import Choice
@@ -72,13 +72,16 @@ def _on(cluster: Cluster, ranks: int, options: argparse.Namespace, end: float, s
                     method.check(choice)
                     if left <= 0:
                         raise CannotRun(f"{method.name}: the time of --within {options.within:g} is over")
-                    yield from _measured(cluster, ranks, method, choice, min(left, options.time_limit))
+                    limit = min(left, options.time_limit)
+                    yield from _measured(cluster, ranks, method, choice, limit, last=limit < options.time_limit)
                 except (CannotRun, Failed) as error:
                     say(f"{'failed' if isinstance(error, Failed) else 'skipped'}: {error}")
 
 
-def _measured(cluster: Cluster, ranks: int, method: Method, choice: Choice, time_limit: float) -> list[Row]:
-    """The row of one job, which is this program again, as ranks."""
+def _measured(
+    cluster: Cluster, ranks: int, method: Method, choice: Choice, time_limit: float, *, last: bool
+) -> list[Row]:
+    """The row of one job, which is this program again, as ranks; ``last``: its limit is that of ``--within``."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="ringprune-bench-") as folder:
         written = Path(folder) / "rows.json"
@@ -90,6 +93,8 @@ def _measured(cluster: Cluster, ranks: int, method: Method, choice: Choice, time
             job = mpirun(cluster, ranks, command, flags=flags, timeout=time_limit, output="capture")
         if job.returncode == NOTHING_MEASURED and (why := re.search(rf"{NOTHING}: (.*)", job.output)):
             raise CannotRun(f"{method.name}: {why[1].strip()}")
+        if job.returncode == TIMED_OUT and last:
+            raise CannotRun(f"{method.name}: not done when the time of --within was over")
         if job.returncode or not written.exists():
             raise Failed(_failure(method, job))
         found: list[Row] = json.loads(written.read_text())

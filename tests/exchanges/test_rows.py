@@ -2,6 +2,7 @@
 
 import io
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from exchanges.methods import METHODS
 from exchanges.rows import Row
 from rich.console import Console
 
+ROOT = Path(__file__).resolve().parents[2]
 CHOICE = Choice("tiny", "ringprune:iwp", rate="1gbit", steps=3)
 NUMELS = [4000, 1000]
 DENSE = 2 * 3 / 4 * 4 * 5000  # 4 ranks, float32
@@ -161,3 +163,10 @@ def test_figures_are_written(tmp_path: Path, ending: str) -> None:
     assert path.stat().st_size > 5000
     figure.draw([several()[-1]], path)  # simulated ranks alone
     assert path.stat().st_size > 5000
+
+
+def test_every_key_is_documented() -> None:
+    part = (ROOT / "docs" / "api.md").read_text().partition("## Comparing exchanges")[2].partition("Not yet:")[0]
+    documented = {key for line in part.splitlines() for key in re.findall(r"`(\w+)`", line.split(" | ")[0])}
+    made = row(FOUR) | {"sliced_from": None}
+    assert documented == set(made)
