@@ -51,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measured = _in_job(options, report) if job_kind else _outside(options, report)
         for row in measured:
             rows.append(row)
+            _write(rows, options.json)
     except (CannotHere, CannotRun) as error:
         print(f"{'bench_exchange' if rows else NOTHING}: {error}", file=sys.stderr)
         _finish(rows, options)
@@ -62,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _finish(rows, options)
         return INTERRUPTED
     _finish(rows, options)
+    if not rows and not report.failures and job_kind is None:
+        print(f"{NOTHING}: none of the methods can run here", file=sys.stderr)
+        return NOTHING_MEASURED
     return 1 if report.failures else 0
 
 
@@ -87,22 +91,27 @@ def _in_job(options: argparse.Namespace, report: Report) -> Iterator[Row]:
 
 
 def _finish(rows: list[Row], options: argparse.Namespace) -> None:
-    """Rows for programs, a figure, and the table unless standard output is a program's."""
+    """A figure and the table; standard output is a program's where it asked for the rows there."""
     if not rows:
         return
     from exchanges import table
 
     if options.json == "-":
         print(json.dumps(rows, indent=1))
-    elif options.json:
-        new = Path(f"{options.json}.new")  # never seen half written
-        new.write_text(json.dumps(rows, indent=1) + "\n")
-        new.replace(options.json)
     if options.plot:
         from exchanges.figure import draw
 
         draw(rows, options.plot)
     table.show(rows, Console(stderr=options.json == "-"))
+
+
+def _write(rows: list[Row], to: str | None) -> None:
+    """Rows for programs, those that are there so far: a job takes minutes, and the next one may fail."""
+    if to is None or to == "-":
+        return
+    new = Path(f"{to}.new")  # never seen half written
+    new.write_text(json.dumps(rows, indent=1) + "\n")
+    new.replace(to)
 
 
 @contextmanager

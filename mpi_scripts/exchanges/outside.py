@@ -20,6 +20,7 @@ from exchanges.methods import Method, mca_flags, named
 from exchanges.options import RATES, choice_of
 from exchanges.rows import Row, facts
 from exchanges.simulated import simulated_row, sliced
+from ringprune.errors import ConfigurationError
 
 __all__ = ["NOTHING", "NOTHING_MEASURED", "Failed", "rows", "total"]
 
@@ -129,7 +130,7 @@ def _simulated(options: argparse.Namespace, say: Say, move: Move) -> Iterator[Ro
                 load = os.getloadavg()[0]
                 try:
                     row = simulated_row(method, choice, ranks, part)
-                except CannotRun as error:
+                except (CannotRun, ConfigurationError) as error:
                     say(f"skipped: {error}")
                     break
                 entries = sum(map(math.prod, whole.values())) if part != whole else None

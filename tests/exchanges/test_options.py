@@ -131,3 +131,13 @@ def test_simulated_rows_without_a_cluster(tmp_path: Path) -> None:
     assert bench_exchange.main(["--models", "lstm_lm", *wanted, *methods, "--json", str(rows)]) == 0
     assert rows.read_text().count('"sliced_from": 66034000') == 4
     assert (tmp_path / "rows.png").exists()
+
+
+def test_where_no_method_can_run_nothing_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "rows.json"
+    arguments = ["--simulate-ranks", "2", "--methods", "peer", "--peer", "a.b:c", "--json", str(rows)]
+    assert bench_exchange.main(arguments) == 3
+    said = capsys.readouterr().err
+    assert "skipped: peer: cannot be simulated" in said
+    assert "bench_exchange: nothing measured: none of the methods can run here" in said
+    assert not rows.exists()
