@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -64,7 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words[:at])
     options.separated = at < len(words)
     options.behind = words[at + 1 :]
-    signal.signal(signal.SIGTERM, _leave)
     try:
         return int(options.run(options))
     except ClusterError as error:
@@ -72,10 +70,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_status
     except KeyboardInterrupt:
         return 130
-
-
-def _leave(number: int, frame: object) -> None:
-    raise SystemExit(128 + number)
 
 
 def _up(options: argparse.Namespace) -> int:

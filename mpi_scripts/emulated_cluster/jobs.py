@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ from .errors import CannotHere, ClusterArgumentError
 from .hosts import Host, enter, inside
 from .making import INTERFACE, NETWORK
 from .output import Output, Pump
-from .processes import end
+from .processes import Process, end
 from .state import FOLDER_VARIABLE
 
 __all__ = ["TIMED_OUT", "Job", "entered", "launch", "mpirun"]
@@ -23,6 +22,7 @@ __all__ = ["TIMED_OUT", "Job", "entered", "launch", "mpirun"]
 TIMED_OUT = 124
 POLL_SECONDS = 0.02
 GRACE_SECONDS = 2.0  # for the others, after one has failed: their own messages are worth having
+ROUNDS = 5  # a process may start another while it is looked for
 MARK = "RINGPRUNE_CLUSTER_JOB"  # in the environment of all that a job starts, wherever it goes
 
 STAND_INS = Path(__file__).resolve().parent / "bin"  # the ssh that mpirun and horovodrun find
@@ -106,7 +106,8 @@ def mpirun(
     line = ["mpirun", "--allow-run-as-root", "-np", str(ranks), "--host", names]
     line += ["--map-by", "slot", "--bind-to", "none", *flags]
     btl = {"btl": "tcp,self" if ranks_per_host == 1 else "tcp,self,vader"}
-    variables = {f"OMPI_MCA_{name}": value for name, value in (OPEN_MPI | btl).items()}
+    defaults = {f"OMPI_MCA_{name}": value for name, value in (OPEN_MPI | btl).items()}
+    variables = {name: value for name, value in defaults.items() if name not in os.environ}
     task = Task(hosts[0], [*line, *command], variables, tag="")
     return _run(cluster, [task], timeout, environment, output)
 
@@ -198,19 +199,17 @@ def _started(task: Task, variables: dict[str, str], output: Output, pump: Pump) 
 
 def _wait(processes: "Sequence[subprocess.Popen[bytes]]", limit: float | None) -> int:
     """The first status that is not 0, else 0, once all have ended or enough time has passed."""
-    failed: int | None = None
-    while any(process.poll() is None for process in processes):
-        if failed is None:
-            failed = next((status for process in processes if (status := process.returncode)), None)
-            if failed is not None:
-                grace = time.monotonic() + GRACE_SECONDS
-                limit = grace if limit is None else min(limit, grace)
+    failed = 0
+    while True:
+        statuses = [process.poll() for process in processes]
+        if not failed and (failed := next(filter(None, statuses), 0)):
+            grace = time.monotonic() + GRACE_SECONDS
+            limit = grace if limit is None else min(limit, grace)
+        if None not in statuses:
+            return _status(failed)
         if limit is not None and time.monotonic() > limit:
-            return _status(failed) if failed is not None else TIMED_OUT
+            return _status(failed) if failed else TIMED_OUT
         time.sleep(POLL_SECONDS)
-    if failed is None:
-        failed = next((status for process in processes if (status := process.returncode)), 0)
-    return _status(failed)
 
 
 def _status(returncode: int) -> int:
@@ -218,17 +217,24 @@ def _status(returncode: int) -> int:
 
 
 def _end(cluster: Cluster, mark: str, processes: "Sequence[subprocess.Popen[bytes]]") -> None:
-    """End whatever carries the mark: mpirun's daemons and ranks are no children of ours."""
-    reaper = threading.Thread(target=lambda: [process.wait() for process in processes], daemon=True)
-    reaper.start()
-    end([process for _, process in inside(cluster.hosts) if process.has_variable(mark)])
-    reaper.join(POLL_SECONDS if not processes else 5.0)
+    """End our own children, which may not have entered a host yet, and whatever carries the mark on any host.
+
+    mpirun's daemons and ranks are no children of ours.
+    """
+    left = [process for each in processes if (process := Process.of(each.pid))]
+    for _ in range(ROUNDS):
+        left += [process for _, process in inside(cluster.hosts) if process.has_variable(mark)]
+        if not left:
+            break
+        end(left)
+        left = []
+    for each in processes:
+        each.wait()
 
 
 def _environment(cluster: Cluster) -> dict[str, str]:
     path = f"{STAND_INS}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
-    own = {name: value for name, value in INTERFACES.items() if name not in os.environ}
-    return os.environ | own | {"PATH": path, FOLDER_VARIABLE: str(cluster.folder)}
+    return INTERFACES | os.environ | {"PATH": path, FOLDER_VARIABLE: str(cluster.folder)}
 
 
 def _filled(cluster: Cluster, ranks: int, ranks_per_host: int, command: Sequence[str]) -> list[Host]:

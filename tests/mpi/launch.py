@@ -80,7 +80,7 @@ def run_job(
     program = [sys.executable, *([module] if module.endswith(".py") else ["-m", module]), *arguments]
     started_by = [_tool(launcher), *COMMANDS[launcher][1:], str(np)]
     command = program if launcher == "alone" else [*started_by, *program]
-    job = _run(command, _environment(timeout) | (environment or {}), timeout)
+    job = _run(command, job_environment(timeout) | (environment or {}), timeout)
     if check and job.returncode != 0:
         ending = f"reached its limit of {timeout} s" if job.returncode is None else f"exited with {job.returncode}"
         pytest.fail(f"{' '.join(command)}\n{ending} after {job.seconds:.1f} s\n{job.tails()}", pytrace=False)
@@ -99,7 +99,8 @@ def _path() -> str:
     return f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
-def _environment(timeout: float) -> dict[str, str]:
+def job_environment(timeout: float) -> dict[str, str]:
+    """The environment of a job that is to end after ``timeout`` seconds."""
     return os.environ | {
         "PATH": _path(),
         "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
