@@ -19,12 +19,13 @@ from ringprune.errors import (
     UsageError,
 )
 from ringprune.optimizer import DistributedOptimizer
-from ringprune.policies import IWP, Dense, Policy
+from ringprune.policies import DGC, IWP, Dense, Policy, RandomK
 from ringprune.selection import Warmup
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "DGC",
     "IWP",
     "ArgumentTypeError",
     "CheckpointError",
@@ -37,6 +38,7 @@ __all__ = [
     "NativeLibraryError",
     "NonFiniteGradientError",
     "Policy",
+    "RandomK",
     "RankMismatchError",
     "RingPruneError",
     "UsageError",

@@ -63,7 +63,7 @@ class Proposals:
     """
 
     def __init__(self, comm: Communicator, roots: Sequence[int], message: Tensor, *, name: str) -> None:
-        self._count, self._gathered = len(roots), len(roots) == comm.size
+        self._roots, self._gathered = roots, len(roots) == comm.size
         self._handles: list[Handle] = []
         if self._gathered:
             self._handles.append(comm.allgather(message, name=name))
@@ -72,10 +72,12 @@ class Proposals:
             buffer = message if root == comm.rank else torch.empty_like(message)
             self._handles.append(comm.broadcast(buffer, root, name=f"{name}, root {turn}"))
 
-    def wait(self) -> list[Tensor]:
-        """All roots' messages; the same bytes on every rank."""
+    def wait(self) -> list[tuple[int, Tensor]]:
+        """Each root's rank and message; the same bytes on every rank."""
         messages = [handle.wait() for handle in self._handles]
-        return list(messages[0].tensor_split(self._count)) if self._gathered else messages
+        if self._gathered:
+            return list(enumerate(messages[0].tensor_split(len(self._roots))))
+        return list(zip(self._roots, messages, strict=True))
 
 
 def union(proposals: Sequence[Tensor]) -> Tensor:

@@ -256,17 +256,18 @@ class GradientMode:
             self._inner.step()
 
     def flush(self) -> None:
-        """Send all residuals, whole, and step on them; dense parameters stay as they are.
+        """Send all residuals, whole, and step on them; parameters that keep nothing back stay as they are.
 
         Raises:
             UsageError: an exchange is under way, or the step would be one of learning rate 0.
         """
         self.idle("flush()")
-        rates = [float(self._group(i)["lr"]) for i, packed in enumerate(self._packed) if packed]
+        keeps = self.exchange.keeps()
+        rates = [float(self._group(i)["lr"]) for i, kept in enumerate(keeps) if kept]
         if not all(rates):
             raise UsageError("flush() at learning rate 0 would lose what was held back: call it before a rate is 0")
-        for packed, param in zip(self._packed, self.params, strict=True):
-            param.grad = torch.zeros_like(param, memory_format=torch.contiguous_format) if packed else None
+        for kept, param in zip(keeps, self.params, strict=True):
+            param.grad = torch.zeros_like(param, memory_format=torch.contiguous_format) if kept else None
         self.exchange.flush([param if param.grad is None else param.grad for param in self.params])
         self._inner_step()
         self._inner.zero_grad(set_to_none=True)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from ringprune.comm.communicator import Traffic
 
-__all__ = ["Content", "Metrics", "Stage"]
+__all__ = ["CONTENTS", "Content", "Metrics", "Stage"]
 
 Content = Literal["values", "indices", "dense", "headers"]
 Stage = Literal["accumulate", "select", "agree", "pack", "reduce", "unpack"]
@@ -61,6 +61,7 @@ class Metrics:
         self._total = _Ledger()
         self._steady = _Ledger()
         self._ledgers = [self._total]
+        self._buckets: dict[int, dict[Content, float]] = {}
         self._seconds = dict.fromkeys(STAGES, 0.0)
 
     def begin(self, density: float, *, steady: bool) -> None:
@@ -82,13 +83,30 @@ class Metrics:
             ledger.candidates += candidates
 
     @contextmanager
-    def sending(self, content: Content) -> Iterator[None]:
-        """Attribute what the communicator counts meanwhile to ``content``."""
+    def sending(self, content: Content | tuple[Content, ...], bucket: int | None = None) -> Iterator[None]:
+        """Attribute what the communicator counts meanwhile to ``content``, and to a bucket where it is one's.
+
+        Several contents get equal shares: pairs of an index and a value are sent in one message.
+        """
         sent, payload = self._traffic.bytes_sent, self._traffic.payload_bytes
         yield
-        for ledger in self._ledgers:
-            ledger.sent[content] += self._traffic.bytes_sent - sent
-            ledger.payload[content] += self._traffic.payload_bytes - payload
+        contents = (content,) if isinstance(content, str) else content
+        for name in contents:
+            share = (self._traffic.bytes_sent - sent) / len(contents)
+            for ledger in self._ledgers:
+                ledger.sent[name] += share
+                ledger.payload[name] += (self._traffic.payload_bytes - payload) / len(contents)
+            if bucket is not None:
+                self._buckets.setdefault(bucket, dict.fromkeys(CONTENTS, 0.0))[name] += share
+
+    def of_bucket(self, bucket: int) -> dict[Content, float]:
+        """Bytes that a bucket has sent, by content."""
+        return self._buckets.get(bucket, dict.fromkeys(CONTENTS, 0.0))
+
+    @property
+    def headers(self) -> float:
+        """Bytes sent that are of no bucket."""
+        return self._total.sent["headers"]
 
     @contextmanager
     def stage(self, name: Stage) -> Iterator[None]:

@@ -264,7 +264,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Steps, bytes by content, ratios, densities and seconds per stage, as plain numbers (see metrics.py)."""
         if self._mode is None:
             return {}
-        return self._mode.metrics.stats() | {"selection": self._mode.exchange.tally()}
+        exchange = self._mode.exchange
+        return self._mode.metrics.stats() | {
+            "selection": exchange.tally(),
+            "parameters": exchange.bytes_by_parameter(),
+        }
 
     def flush(self) -> None:
         """Send what all ranks have kept back, whole, and step on it; all ranks call this between steps.

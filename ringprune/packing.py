@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ringprune import ops
 
-__all__ = ["flatten", "pack", "pack_whole", "unflatten", "unpack"]
+__all__ = ["flatten", "give_back", "pack", "pack_whole", "unflatten", "unpack"]
 
 
 def pack(residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Sequence[int]) -> Tensor:
@@ -31,6 +31,20 @@ def pack_whole(residual: Tensor) -> Tensor:
     values = residual.clone()
     residual.zero_()
     return values
+
+
+def give_back(residual: Tensor, indices: Tensor | None, rest: Tensor) -> None:
+    """Keep what rounding dropped of values that were taken: they left zeros.
+
+    Args:
+        residual: float32, shape ``(n,)``; changed.
+        indices: int32, where the values were taken; None where all of them were.
+        rest: float32, one per value.
+    """
+    if indices is None:
+        residual.copy_(rest)
+    else:
+        residual.index_copy_(0, indices.long(), rest)
 
 
 def unpack(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:

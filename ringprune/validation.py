@@ -1,11 +1,13 @@
 """Checks of single argument values; every message names argument, value and what is allowed."""
 
+import difflib
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 
-__all__ = ["flag", "real_number", "whole_number"]
+__all__ = ["flag", "one_of", "real_number", "whole_number"]
 
 
 def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:
@@ -56,4 +58,20 @@ def flag(name: str, value: Any) -> bool:
     """
     if not isinstance(value, bool):
         raise ArgumentTypeError(f"{name}={value!r}: True or False")
+    return value
+
+
+def one_of(name: str, value: Any, allowed: Sequence[str]) -> str:
+    """One of the names allowed.
+
+    Raises:
+        ArgumentTypeError: it is no string.
+        ConfigurationError: it is another one; the message suggests the nearest.
+    """
+    choices = f"one of {', '.join(map(repr, allowed))}"
+    if not isinstance(value, str):
+        raise ArgumentTypeError(f"{name}={value!r}: {choices}")
+    if value not in allowed:
+        near = difflib.get_close_matches(value, allowed, n=1)
+        raise ConfigurationError(f"{name}={value!r}: {choices}" + (f"; did you mean {near[0]!r}?" if near else ""))
     return value

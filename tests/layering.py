@@ -5,7 +5,7 @@
     __main__, optimizer -> exchange -> policies -> stages -> ops -> csrc
             |                 |                      |
             +---> comm/<x>    +--> comm/communicator <+   (the protocol only)
-    leaves, importable by all: errors, plan, metrics, counter_rng, validation
+    leaves, importable by all: errors, plan, metrics, compiled, counter_rng, validation
 """
 
 import ast
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 __all__ = ["broken_imports", "broken_style", "layer_of"]
 
-LEAVES = {"errors", "plan", "metrics", "counter_rng", "validation"}
+LEAVES = {"errors", "plan", "metrics", "compiled", "counter_rng", "validation"}
 STAGES = {"residual", "importance", "selection", "agreement", "packing", "wire", "reduction"} | {
     "schedule",
     "routing",
@@ -28,12 +28,13 @@ ALLOWED = {
     "ops": {"leaf", "ops"},
     "stage": {"leaf", "protocol", "ops"},
     "policy": {"leaf", "protocol", "stage", "policy"},
-    "exchange": {"leaf", "protocol", "ops", "stage", "policy"},
+    "exchange": {"leaf", "protocol", "ops", "stage", "policy", "exchange"},
 }
 # Each of these is imported in one file.
 GATES = {
     "horovod": "ringprune.comm.horovod",
     "mpi4py": "ringprune.comm.mpi",
+    "numba": "ringprune.compiled",
     "torch.distributed": "ringprune.comm.torch_distributed",
 }
 MAX_LINES = 400

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ringprune as rp
+from ringprune.wire import index_code, value_code
 from tests.training import (
     OPTIMIZERS,
     batches,
@@ -37,24 +38,38 @@ POLICIES = {
     "clipped per tensor": rp.IWP(0.05, clip_norm_per_tensor=0.05),
     "warm-up": rp.IWP(0.05, warmup=rp.Warmup(6)),
     "dense": rp.Dense(),
+    "16 bits": rp.IWP(0.05, values="bf16", dense_values="fp16", warmup=rp.Warmup(6)),
+    "8 bits": rp.IWP(0.05, roots="all", values="int8", dense_values="int8", momentum_correction=False),
+    "4 bits": rp.IWP(0.05, values="int4", dense_values="int4", index_format="bitmap"),
+    "dense in 16 bits": rp.Dense("bf16"),
+    "random": rp.RandomK(0.05, values="fp16", momentum_correction=True),
+    "own sets": rp.DGC(0.05, warmup=rp.Warmup(6)),
+    "own sets, scattered": rp.DGC(0.05, index_sets="scattered", dense_values="int8"),
 }
 
 
 # -- 1. conservation --------------------------------------------------------------------------------------------------
 
 
+KEEPING = {
+    name: POLICIES[name] for name in ("one root", "all roots", "16 bits", "8 bits", "4 bits", "dense in 16 bits")
+}
+
+
 @pytest.mark.parametrize("size", RANKS)
-@pytest.mark.parametrize("roots", [1, "all"])
-def test_what_is_sent_and_what_is_kept_is_what_came_in(size: int, roots: Any) -> None:
+@pytest.mark.parametrize("policy", KEEPING)
+@pytest.mark.parametrize("name", ["0.weight", "0.bias"])
+def test_what_is_sent_and_what_is_kept_is_what_came_in(size: int, policy: str, name: str) -> None:
     """With a plain SGD of rate 1 the weights move by what was sent; residuals hold the rest of every gradient."""
     steps = 8
+    keeps = name == "0.weight" or "bits" in policy
 
     def rank(comm: rp.comm.Communicator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         model = make_model()
-        layer = model[0].weight
+        layer = model.get_parameter(name)
         gradients = torch.zeros_like(layer, dtype=torch.float64)
         bulk = torch.zeros_like(gradients)
-        optimizer = wrap(model, comm, rp.IWP(0.05, roots=roots), lambda p: torch.optim.SGD(p, lr=1.0))
+        optimizer = wrap(model, comm, KEEPING[policy], lambda p: torch.optim.SGD(p, lr=1.0))
         before = layer.detach().double()
         sent = torch.zeros_like(gradients)
         for batch in batches(comm.rank, steps):
@@ -65,7 +80,8 @@ def test_what_is_sent_and_what_is_kept_is_what_came_in(size: int, roots: Any) ->
             loss.backward()
             optimizer.step()
             sent += comm.size * layer.grad.double()
-        kept = optimizer.state_dict()["ringprune"]["parameters"]["0.weight"]["residual"].double()
+        entry = optimizer.state_dict()["ringprune"]["parameters"].get(name, {})
+        kept = entry["residual"].double() if keeps else torch.zeros_like(gradients)
         assert torch.allclose(before - layer.detach().double(), sent / comm.size, atol=steps * EPS)
         return gradients, bulk, sent, kept
 
@@ -75,10 +91,12 @@ def test_what_is_sent_and_what_is_kept_is_what_came_in(size: int, roots: Any) ->
     # Each of a rank's additions rounds by at most EPS/2 of the running sum; so do the sum over ranks and its mean.
     bound = EPS * (sum(r[1] for r in results) + (size + 2) * came_in.abs() + (size + 2) * sent.abs())
     assert ((came_in - sent - kept).abs() <= bound).all()
-    assert kept.abs().max() > 0 and sent.abs().max() > 0
+    assert (kept.abs().max() > 0) == keeps and sent.abs().max() > 0
 
 
-@pytest.mark.parametrize("policy", ["one root", "all roots", "explore", "error feedback"])
+@pytest.mark.parametrize(
+    "policy", ["one root", "all roots", "explore", "error feedback", "16 bits", "4 bits", "own sets"]
+)
 def test_flush_leaves_nothing_behind(policy: str) -> None:
     def rank(comm: rp.comm.Communicator) -> tuple[Tensor, Tensor, dict[str, Any]]:
         model = make_model()
@@ -175,15 +193,23 @@ def test_weights_are_the_same_bytes_on_every_rank_after_every_step(size: int, po
 # -- 4. bytes ---------------------------------------------------------------------------------------------------------
 
 
+def sent_as(values: str, count: int, size: int) -> int:
+    """Payload of ``count`` values, those of all regions together, which travels twice."""
+    code = value_code(values)
+    regions = [count * (r + 1) // size - count * r // size for r in range(size)]
+    coded = code is not None and code.size(max(regions)) < 4 * max(regions)
+    return sum(code.size(n) for n in regions) if code is not None and coded else 4 * count
+
+
 @pytest.mark.parametrize(("size", "roots"), [(1, 1), (2, 1), (2, "all"), (3, 2), (4, 1), (4, 2), (8, 1), (8, "all")])
-@pytest.mark.parametrize("density", [0.01, 0.05, 0.5])
-def test_bytes_are_those_of_the_formula(size: int, roots: Any, density: float) -> None:
+@pytest.mark.parametrize(("density", "values"), [(0.01, "fp32"), (0.05, "int8"), (0.05, "bf16"), (0.5, "fp32")])
+def test_bytes_are_those_of_the_formula(size: int, roots: Any, density: float, values: str) -> None:
     steps, big, small = 5, [64 * 64, 48 * 64], 64 + 48 + 10 + 480
 
     def rank(comm: rp.comm.Communicator) -> tuple[dict[str, Any], float]:
         traffic = comm.traffic
         model = make_model()
-        optimizer = wrap(model, comm, rp.IWP(density, roots=roots))
+        optimizer = wrap(model, comm, rp.IWP(density, roots=roots, values=values, dense_values=values))
         start = traffic.bytes_sent
         run(model, optimizer, comm.rank, steps)
         return optimizer.stats(), traffic.bytes_sent - start
@@ -191,18 +217,37 @@ def test_bytes_are_those_of_the_formula(size: int, roots: Any, density: float) -
     count = size if roots == "all" else roots
     proposed = sum(math.ceil(max(1, round(density * n)) / count) for n in big)
     share = (size - 1) / size
-    for stats, counted in rp.simulate(size, rank):
-        assert stats["bytes_sent"] == pytest.approx(counted, rel=1e-12)
-        assert stats["bytes_indices"] == pytest.approx(steps * count * share * 4 * proposed)
-        selected = stats["realised_density"] * sum(big)
-        assert stats["bytes_values"] == pytest.approx(steps * 2 * share * 4 * selected)
-        assert proposed <= round(selected) <= count * proposed
-        if count == 1:
-            assert round(selected) == proposed
-        assert stats["bytes_dense"] == pytest.approx(steps * 2 * share * 4 * small)
-        # The verdict of every step, and once 8 bytes per parameter and for the step.
-        assert stats["bytes_headers"] == pytest.approx(steps * 2 * share * 12 + (size - 1) * 8 * (6 + 1))
-        assert stats["dense_equivalent_bytes"] == pytest.approx(steps * 2 * share * 4 * (sum(big) + small))
+    results = rp.simulate(size, rank)
+    assert all(stats["bytes_sent"] == pytest.approx(counted, rel=1e-12) for stats, counted in results)
+    # Of coded values a rank sends all regions but its own, which may be some bytes longer or shorter than the others'.
+    mean = {key: sum(stats[key] for stats, _ in results) / size for key in results[0][0] if key.startswith("bytes")}
+    stats = results[0][0]
+    assert mean["bytes_indices"] == pytest.approx(steps * count * share * index_code(proposed, sum(big)).size)
+    selected = stats["realised_density"] * sum(big)  # mean over the steps
+    assert proposed <= round(selected) <= count * proposed
+    if values == "fp32":
+        assert mean["bytes_values"] == pytest.approx(steps * 2 * share * 4 * selected)
+    elif count == 1:
+        assert round(selected) == proposed
+        assert mean["bytes_values"] == pytest.approx(steps * 2 * share * sent_as(values, proposed, size))
+    assert mean["bytes_dense"] == pytest.approx(steps * 2 * share * sent_as(values, small, size))
+    # The verdict of every step, and once 8 bytes per parameter and for the step.
+    assert mean["bytes_headers"] == pytest.approx(steps * 2 * share * 12 + (size - 1) * 8 * (6 + 1))
+    assert stats["dense_equivalent_bytes"] == pytest.approx(steps * 2 * share * 4 * (sum(big) + small))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_bytes_of_the_parameters_add_up(policy: str) -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        _, optimizer = train(comm, POLICIES[policy], steps=8)
+        optimizer.flush()
+        stats = optimizer.stats()
+        for content in ("values", "indices", "dense", "headers"):
+            parts = [entry[content] for entry in stats["parameters"].values()]
+            assert sum(parts) == pytest.approx(stats[f"bytes_{content}"])
+        assert set(stats["parameters"]) == {name for name, _ in make_model().named_parameters()}
+
+    rp.simulate(3, rank)
 
 
 @given(st.floats(0.001, 0.6), st.integers(0, 6), st.integers(2, 4))
@@ -223,7 +268,7 @@ def test_one_rank_reports_the_ratio_of_payloads() -> None:
     [(_, optimizer)] = rp.simulate(1, lambda comm: train(comm, rp.IWP(0.01), steps=3))
     stats = optimizer.stats()
     assert stats["bytes_sent"] == 0
-    payload = 4 * (2 * (41 + 31) + 602) + 12
+    payload = index_code(41 + 31, 7168).size + 4 * (41 + 31 + 602) + 12
     assert stats["wire_ratio"] == pytest.approx(3 * 4 * (7168 + 602) / (3 * payload + 8 * 7))
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringprune as rp
-from ringprune import agreement, counter_rng, importance, packing, routing, selection, wire
+from ringprune import agreement, counter_rng, importance, packing, routing, selection
 from ringprune.metrics import Metrics
 from ringprune.plan import ParamSpec, build_plan
 from ringprune.reduction import Mean
@@ -101,22 +101,6 @@ def test_density_falls_from_start_to_target(target: float, steps: int, start: fl
 def test_union_is_the_sorted_set(lists: list[list[int]]) -> None:
     proposals = [torch.tensor(sorted(entries), dtype=torch.int32) for entries in lists]
     assert agreement.union(proposals).tolist() == sorted(set().union(*lists))
-
-
-@given(st.lists(st.integers(0, 99), unique=True, max_size=40), st.integers(0, 3), st.integers(0, 3))
-def test_indices_survive_the_wire(entries: list[int], pads: int, end_pads: int) -> None:
-    """Each tensor of a bucket may bring fewer positions than its share; pads fill the places."""
-    half = len(entries) // 2
-    ordered = sorted(entries)
-    message = torch.tensor(ordered[:half] + [-1] * pads + ordered[half:] + [-1] * end_pads, dtype=torch.int32)
-    indices = wire.decode_indices(message, 100, name="x")
-    assert indices.dtype == torch.int32 and indices.tolist() == ordered
-
-
-@pytest.mark.parametrize("bad", [[-2, 3], [-1, -2], [3, 3], [5, 4], [5, -1, 4], [3, 100], [-(2**31), 3]])
-def test_damaged_indices_are_refused(bad: list[int]) -> None:
-    with pytest.raises(rp.CommunicatorError, match="bucket 7"):
-        wire.decode_indices(torch.tensor(bad, dtype=torch.int32), 100, name="bucket 7 indices")
 
 
 # -- importance -------------------------------------------------------------------------------------------------------

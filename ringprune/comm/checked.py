@@ -96,7 +96,9 @@ class CheckedCommunicator(ABC):
     def shift(self, tensor: Tensor, into: Tensor, *, name: str) -> Handle:
         """Send ``tensor`` to rank + 1, receive ``into`` from rank - 1 (mod size); the handle returns ``into``."""
         if "shift" not in self.abilities:
-            raise ConfigurationError(f'shift "{name}": the {self.kind} communicator cannot shift; "mpi" can')
+            raise ConfigurationError(
+                f'shift "{name}": the {self.kind} communicator cannot shift; "mpi" and "torch" can'
+            )
         self._check_tensor("shift", name, tensor)
         self._check_tensor("shift", name, into)
         if into.shape != tensor.shape or into.dtype != tensor.dtype or into.data_ptr() == tensor.data_ptr() != 0:

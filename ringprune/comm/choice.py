@@ -13,23 +13,28 @@ from ringprune.errors import ConfigurationError, DependencyError
 
 __all__ = ["connect"]
 
-OPTIONS = {"horovod": ("process_set", "timeout"), "mpi": ("communicator", "timeout")}
-TORCH_LATER = 'the "torch" communicator arrives in a later version; pass "horovod" or "mpi"'
+OPTIONS = {
+    "horovod": ("process_set", "timeout"),
+    "mpi": ("communicator", "timeout"),
+    "torch": ("process_group", "timeout"),
+}
 
 
 def connect(kind: str | None = None, **options: Any) -> Communicator:
     """Return a communicator over a library that is started, or that can be.
 
     Args:
-        kind: ``"horovod"`` or ``"mpi"``. None takes Horovod if the script has called ``hvd.init()``, else
+        kind: ``"horovod"``, ``"mpi"`` or ``"torch"``. None takes Horovod if the script has called ``hvd.init()``, else
             torch.distributed if it is initialised, else MPI.
-        **options: ``timeout``, seconds that a rank may wait in one collective (None is no limit);
-            for ``"horovod"`` also ``process_set``, for ``"mpi"`` also ``communicator``, an ``mpi4py.MPI.Comm``.
+        **options: ``timeout``, seconds that a rank may wait in one collective (None is no limit; for ``"torch"``
+            torch.distributed's own, 30 minutes); for ``"horovod"`` also ``process_set``, for ``"mpi"`` also
+            ``communicator``, an ``mpi4py.MPI.Comm``, for ``"torch"`` also ``process_group``, one that nothing else
+            uses.
 
     Raises:
-        ConfigurationError: no such kind, no such option, or a kind that is not there yet.
+        ConfigurationError: no such kind, no such option, or a group that does not hold this rank.
         DependencyError: the package for that kind is missing; the message says what to install.
-        UsageError: Horovod has not been initialised.
+        UsageError: Horovod or torch.distributed has not been initialised.
     """
     kind = _default_kind() if kind is None else kind
     _check(kind, options)
@@ -47,14 +52,14 @@ def _default_kind() -> str:
 
 
 def _check(kind: str, options: dict[str, Any]) -> None:
-    if kind == "torch":
-        raise ConfigurationError(f"connect: {TORCH_LATER}")
     if kind == "simulated":
         raise ConfigurationError("connect: simulated ranks are made by ringprune.simulate(world_size, fn)")
     if kind not in OPTIONS:
         nearest = difflib.get_close_matches(str(kind), OPTIONS, n=1, cutoff=0.3)
         suggestion = f'; did you mean "{nearest[0]}"?' if nearest else ""
-        raise ConfigurationError(f'connect: kind is {kind!r}; allowed are "horovod", "mpi" and None{suggestion}')
+        raise ConfigurationError(
+            f'connect: kind is {kind!r}; allowed are "horovod", "mpi", "torch" and None{suggestion}'
+        )
     for option in options.keys() - set(OPTIONS[kind]):
         raise ConfigurationError(f'connect("{kind}"): no option {option!r}; it has {", ".join(OPTIONS[kind])}')
 
@@ -66,6 +71,10 @@ def _communicator_class(kind: str) -> Callable[..., Communicator]:
             from ringprune.comm.horovod import HorovodCommunicator
 
             return HorovodCommunicator
+        if kind == "torch":
+            from ringprune.comm.torch_distributed import TorchCommunicator
+
+            return TorchCommunicator
         _place_open_mpi()
         from ringprune.comm.mpi import MpiCommunicator
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py finds no MPI library

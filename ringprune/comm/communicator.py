@@ -78,7 +78,7 @@ class Communicator(Protocol):
     collectives under way at the same time have different names.
 
     Attributes:
-        kind: ``"horovod"``, ``"mpi"`` or ``"simulated"``.
+        kind: ``"horovod"``, ``"mpi"``, ``"torch"`` or ``"simulated"``.
         rank: number of this rank, 0 to ``size - 1``.
         size: number of ranks.
         abilities: the calls that work here; ``shift`` needs point-to-point messages.

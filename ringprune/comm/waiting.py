@@ -73,6 +73,10 @@ class Waiter:
         self._under_way.add(handle)
         return handle
 
+    def busy(self) -> bool:
+        """Whether a collective is under way that the library may still work on."""
+        return any(not handle.done() for handle in self._under_way)
+
     def failed(self, call: Call, error: Exception) -> CommunicatorError:
         """What to raise for the library's ``error``."""
         return CommunicatorError(f"{call} failed on rank {self.rank}: {error}")

@@ -10,12 +10,16 @@ from ringprune.selection import Density
 __all__ = ["Dense"]
 
 
-def Dense() -> Policy:
+def Dense(values: str = "fp32") -> Policy:
     """Send every gradient whole, in float32 (float64 for float64 parameters), and average.
 
     Momentum stays with the wrapped optimizer. Float32 and float64 parameters are those of ``hvd.DistributedOptimizer``
     to the bit wherever the communicator sums in the same order; Horovod sums 16-bit gradients in 16 bits, RingPrune in
     float32.
+
+    Args:
+        values: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"`` on the wire. What rounding drops is kept
+            and sent later (error feedback); float64 parameters stay as they are.
 
     Returns:
         The policy.
@@ -30,4 +34,5 @@ def Dense() -> Policy:
         momentum_correction=False,
         mask_velocity=False,
         clipping=Clipping(),
+        dense_values=values,
     )

@@ -25,6 +25,9 @@ def IWP(
     warmup: Warmup | None = None,
     clip_norm: float | None = None,
     clip_norm_per_tensor: float | None = None,
+    values: str = "fp32",
+    dense_values: str = "fp32",
+    index_format: str = "auto",
 ) -> Policy:
     """Importance Weighted Pruning (Cheng and Xu, arXiv 1901.01544), as RingPrune defines it.
 
@@ -54,6 +57,10 @@ def IWP(
         clip_norm: bound of the norm of all of a rank's gradients, divided by sqrt(ranks); delays exchanges until
             backward is over.
         clip_norm_per_tensor: the same for each tensor alone; keeps the overlap.
+        values: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"int4"`` on the wire; what rounding drops is kept
+            and sent later.
+        dense_values: the same for tensors that travel dense.
+        index_format: ``"auto"`` (the shortest), ``"list"``, ``"bitmap"`` or ``"elias-fano"``.
 
     Returns:
         The policy.
@@ -71,4 +78,7 @@ def IWP(
         momentum_correction=momentum_correction,
         mask_velocity=mask_velocity,
         clipping=Clipping(clip_norm, clip_norm_per_tensor),
+        values=values,
+        dense_values=dense_values,
+        index_format=index_format,
     )

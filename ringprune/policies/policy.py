@@ -4,14 +4,17 @@ from dataclasses import dataclass
 
 from ringprune.agreement import Roots
 from ringprune.comm.communicator import Ability
-from ringprune.errors import ArgumentTypeError
+from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.importance import Score
 from ringprune.residual import Clipping
 from ringprune.routing import Routing
 from ringprune.selection import Density
-from ringprune.validation import flag, real_number
+from ringprune.validation import flag, one_of, real_number
+from ringprune.wire import INDEX_FORMATS, VALUE_FORMATS
 
-__all__ = ["Policy"]
+__all__ = ["INDEX_SETS", "Policy"]
+
+INDEX_SETS = ("shared", "gathered", "scattered")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,12 @@ class Policy:
             had been sent in time.
         mask_velocity: clear the velocity where a value was sent.
         clipping: local gradient clipping.
+        values: how packed values travel, one of :data:`ringprune.wire.VALUE_FORMATS`; what rounding drops stays in the
+            residual.
+        dense_values: how tensors that travel dense do. With fewer bits they get a residual too.
+        index_format: how proposals travel, one of :data:`ringprune.wire.INDEX_FORMATS`.
+        index_sets: ``"shared"``: all ranks send at one index set, which the roots propose. ``"gathered"``: each rank at
+            its own, and gets everybody's entries. ``"scattered"``: each at its own, summed region by region.
     """
 
     name: str
@@ -43,6 +52,10 @@ class Policy:
     momentum_correction: bool
     mask_velocity: bool
     clipping: Clipping
+    values: str = "fp32"
+    dense_values: str = "fp32"
+    index_format: str = "auto"
+    index_sets: str = "shared"
 
     def __post_init__(self) -> None:
         for name, value, kind, example in (
@@ -60,8 +73,18 @@ class Policy:
         real_number("explore", self.explore, least=0, most=1)
         flag("momentum_correction", self.momentum_correction)
         flag("mask_velocity", self.mask_velocity)
+        one_of("values", self.values, VALUE_FORMATS)
+        one_of("dense_values", self.dense_values, VALUE_FORMATS)
+        one_of("index_format", self.index_format, INDEX_FORMATS)
+        if one_of("index_sets", self.index_sets, INDEX_SETS) != "shared" and (self.explore or self.values != "fp32"):
+            raise ConfigurationError(
+                f"index_sets={self.index_sets!r} goes with explore=0 and values='fp32': each rank chooses for itself, "
+                f"and sums are of float32; got explore={self.explore!r}, values={self.values!r}"
+            )
 
     @property
     def needs(self) -> frozenset[Ability]:
         """What this policy asks of a communicator."""
-        return frozenset({"broadcast", "allreduce", "allgather"})
+        always: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather"})
+        scattered = {self.values, self.dense_values} != {"fp32"} or self.index_sets == "scattered"
+        return always | {"alltoall"} if scattered else always

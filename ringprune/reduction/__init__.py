@@ -1,5 +1,6 @@
 """Stage 6: packed values are summed over the ranks."""
 
-from ringprune.reduction.mean import Mean, Reduction
+from ringprune.reduction.mean import Average, Mean
+from ringprune.reduction.sparse import GatheredReduction, SparseReduction
 
-__all__ = ["Mean", "Reduction"]
+__all__ = ["Average", "GatheredReduction", "Mean", "SparseReduction"]

@@ -1,12 +1,14 @@
-"""Stage 6: sum packed values over the ranks; the only place that divides by their number."""
+"""What is made of the ranks' values: their average or sum; the only place that divides by the number of ranks."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from ringprune.comm.communicator import Communicator, Handle
+from ringprune.comm.communicator import Communicator
+from ringprune.reduction.coded import CodedReduction
+from ringprune.reduction.reduction import LibraryReduction, Reduction, ValueCode
 
-__all__ = ["Mean", "Reduction"]
+__all__ = ["Average", "Mean"]
 
 
 @dataclass(frozen=True)
@@ -21,32 +23,61 @@ class Mean:
     average: bool = True
     predivide: float = 1.0
 
-    def start(self, comm: Communicator, values: Tensor, *, name: str) -> "Reduction":
-        """[6] Start the reduction of ``values``, in place."""
+    def scale(self, sums: Tensor, size: int) -> None:
+        """Make averages of the sums over ``size`` ranks, in place, where :meth:`start` was not used."""
+        if self.average:
+            sums.mul_(1.0 / size)
+
+    def start(self, comm: Communicator, values: Tensor, code: ValueCode | None = None, *, name: str) -> "Average":
+        """[6] Start the reduction of ``values``, in place.
+
+        Args:
+            comm: with whom.
+            values: contiguous; float32 where there is a ``code``.
+            code: how values travel; None as they are. Where a code would not be shorter it is not used.
+            name: what errors call it.
+        """
         if self.predivide != 1.0:
             values.mul_(1.0 / self.predivide)
         # Horovod multiplies by the reciprocal, rounded to the values' dtype; the same here gives the same bits.
         factor = self.predivide / comm.size if self.average else self.predivide
-        return Reduction(comm.allreduce(values, name=name), factor)
+        return Average(_reduction(comm, values, code, name), factor, self.predivide)
 
 
-class Reduction:
-    """A reduction under way.
+def _reduction(comm: Communicator, values: Tensor, code: ValueCode | None, name: str) -> Reduction:
+    longest = -(-values.numel() // comm.size)
+    if code is None or code.size(longest) >= values.element_size() * longest:
+        return LibraryReduction(comm, values, name=name)
+    return CodedReduction(comm, values, code, name=name)
+
+
+class Average:
+    """A reduction under way whose sum is multiplied by a factor.
 
     Args:
-        handle: the allreduce.
-        factor: what the sum is multiplied by.
+        reduction: the sum.
+        factor: what it is multiplied by.
+        predivide: what the values were divided by before.
     """
 
-    def __init__(self, handle: Handle, factor: float) -> None:
-        self._handle = handle
-        self._factor = factor
+    def __init__(self, reduction: Reduction, factor: float, predivide: float) -> None:
+        self._reduction, self._factor, self._predivide = reduction, factor, predivide
+
+    def advance(self) -> bool:
+        """Wait for the message under way and start the next; False where no more is to be started."""
+        return self._reduction.advance()
 
     def wait(self) -> Tensor:
-        """The reduced values, the same bytes on every rank."""
-        values = self._handle.wait()
+        """The averages, the same bytes on every rank."""
+        values = self._reduction.wait()
         return values if self._factor == 1.0 else values.mul_(self._factor)
+
+    @property
+    def rest(self) -> Tensor | None:
+        """What rounding has dropped of this rank's share, one entry per value; None where nothing was rounded."""
+        rest = self._reduction.rest
+        return rest if rest is None or self._predivide == 1.0 else rest * self._predivide
 
     def drain(self) -> None:
         """Wait and forget: the step is not made."""
-        self._handle.wait()
+        self._reduction.drain()

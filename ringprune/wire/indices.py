@@ -1,35 +1,152 @@
-"""How indices look on the wire (docs/wire-format.md): a plain list of int32 positions in the bucket, padded with -1."""
+"""How a proposal's indices travel: a list, a bit map or an Elias-Fano code, whichever is the shortest.
 
+The size of each depends only on how many positions there may be and on the size of the bucket, which every rank knows:
+so that all ranks choose alike, and nobody has to be told a size.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
 from torch import Tensor
 
 from ringprune.errors import CommunicatorError
 from ringprune.ops import MAX_POSITIONS, PAD
+from ringprune.validation import one_of
+from ringprune.wire.bits import fill_bitmap, fill_elias_fano, read_bitmap, read_elias_fano
+from ringprune.wire.message import FRAME_BYTES, WIRE_VERSION, new_message, open_message, seal
 
-__all__ = ["MAX_POSITIONS", "WIRE_VERSION", "decode_indices"]
+__all__ = ["INDEX_FORMATS", "MAX_POSITIONS", "IndexCode", "index_code"]
 
-WIRE_VERSION = 2
-"""Compared at the hand-shake: ranks of different versions refuse each other."""
+INDEX_FORMATS = ("auto", "list", "bitmap", "elias-fano")
+"""``auto`` is the shortest of the others."""
+
+_COUNT_BYTES = 8
+_CODES = {"list": 1, "bitmap": 2, "elias-fano": 3}
+Coding = Literal["list", "bitmap", "elias-fano"]
 
 
-def decode_indices(message: Tensor, numel: int, *, name: str) -> Tensor:
-    """A proposal without its pads, checked.
+@dataclass(frozen=True)
+class IndexCode:
+    """How the proposals of one bucket at one density travel; equal on every rank. Made by :func:`index_code`.
+
+    Attributes:
+        coding: the format.
+        count: most positions that a proposal may have.
+        numel: entries of the bucket.
+        width: low bits of a position that Elias-Fano writes as they are.
+    """
+
+    coding: Coding
+    count: int
+    numel: int
+    width: int = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of a message, its frame included."""
+        return FRAME_BYTES + self._body_bytes
+
+    @property
+    def _body_bytes(self) -> int:
+        return _COUNT_BYTES + 8 * (self._first_words + self._second_words)
+
+    @property
+    def _first_words(self) -> int:
+        """Words of the positions, of the bit map, or of Elias and Fano's unary part."""
+        bits = {
+            "list": 32 * self.count,
+            "bitmap": self.numel,
+            "elias-fano": self.count + (self.numel >> self.width) + 1,
+        }
+        return -(-bits[self.coding] // 64)
+
+    @property
+    def _second_words(self) -> int:
+        return -(-self.count * self.width // 64)
+
+    def encode(self, positions: Tensor) -> Tensor:
+        """The message of a proposal.
+
+        Args:
+            positions: int32, at most ``count``, ascending and below ``numel`` but for places that hold ``PAD``, as
+                :func:`ringprune.ops.select` gives them.
+
+        Returns:
+            uint8, shape ``(size,)``, on the device of ``positions``.
+        """
+        host = positions.cpu().numpy()
+        kept = host[host != PAD] if host.size and host.min() == PAD else host
+        message = new_message(self._body_bytes)
+        words = message.numpy()[FRAME_BYTES:].view(np.uint64)
+        words[0] = kept.size
+        first, second = words[1 : 1 + self._first_words], words[1 + self._first_words :]
+        if self.coding == "list":
+            first.view(np.int32)[: kept.size] = kept
+        elif self.coding == "bitmap":
+            fill_bitmap(kept, first)
+        else:
+            fill_elias_fano(kept, self.width, first, second)
+        return seal(message, _CODES[self.coding]).to(positions.device)
+
+    def decode(self, message: Tensor, *, name: str) -> Tensor:
+        """The positions of a proposal that another rank sent.
+
+        Args:
+            message: uint8.
+            name: what errors call it: bucket, step, root.
+
+        Returns:
+            int32, ascending, each position once, all below ``numel``; on the message's device.
+
+        Raises:
+            CommunicatorError: the message is damaged, foreign or of another version, or holds anything but that. All
+                ranks get the same message, so all raise.
+        """
+        body = open_message(message.cpu(), _CODES[self.coding], self._body_bytes, name=name)
+        words = body.numpy().view(np.uint64)
+        kept = int(words[0])
+        if kept > self.count:
+            raise CommunicatorError(f"{name}: {kept} indices, more than the {self.count} agreed")
+        positions = np.empty(kept, np.int32)
+        first, second = words[1 : 1 + self._first_words], words[1 + self._first_words :]
+        if self.coding == "list":
+            positions[:] = first.view(np.int32)[:kept]
+            lawful = kept == 0 or bool(
+                (positions[0] >= 0) & (positions[-1] < self.numel) & (np.diff(positions) > 0).all()
+            )
+        elif self.coding == "bitmap":
+            lawful = read_bitmap(first, self.numel, positions)
+        else:
+            lawful = read_elias_fano(first, second, self.width, self.numel, positions)
+        if not lawful:
+            raise CommunicatorError(
+                f"{name}: the indices proposed are not ascending positions below {self.numel}; are all ranks running "
+                f"the same version of RingPrune (wire format {WIRE_VERSION})?"
+            )
+        return torch.from_numpy(positions).to(message.device)
+
+
+def index_code(count: int, numel: int, coding: str = "auto") -> IndexCode:
+    """How at most ``count`` of ``numel`` positions travel.
+
+    Elias-Fano (P. Elias, J. ACM 21, 1974; R. Fano, MIT memorandum 61, 1971) takes within half a bit per position of
+    what any code needs for positions anywhere, about ``2 + log2(numel / count)`` bits.
 
     Args:
-        message: int32, shape ``(k,)``, as :func:`ringprune.ops.select` makes it.
+        count: most positions of a proposal.
         numel: entries of the bucket.
-        name: what errors call the message, with its sender.
-
-    Returns:
-        int32 positions, ascending; the message itself where it has no pads.
+        coding: one of :data:`INDEX_FORMATS`.
 
     Raises:
-        CommunicatorError: a position is out of range or out of order. All ranks get the same message, so all raise.
+        ConfigurationError: no such format.
     """
-    if message.numel() and int(message.amin()) == PAD:
-        message = message[message != PAD]
-    if message.numel() and not bool((message[0] >= 0) & (message[-1] < numel) & (message[1:] > message[:-1]).all()):
-        raise CommunicatorError(
-            f"{name}: the indices proposed are not ascending positions below {numel}; are all ranks running the same "
-            f"version of RingPrune (wire format {WIRE_VERSION})?"
-        )
-    return message
+    one_of("index_format", coding, INDEX_FORMATS)
+    # The best width lies beside log2(numel / count): the unary part then takes one to two bits per position.
+    widest = max(0, (numel // max(count, 1)).bit_length())
+    split = min((IndexCode("elias-fano", count, numel, w) for w in range(widest + 1)), key=lambda code: code.size)
+    codes = [IndexCode("list", count, numel), IndexCode("bitmap", count, numel), split]
+    if coding == "auto":
+        return min(codes, key=lambda code: code.size)
+    return next(code for code in codes if code.coding == coding)

@@ -42,7 +42,7 @@ def noise(rank: int, *shape: int) -> Tensor:
 def facts(comm: Communicator) -> None:
     assert isinstance(comm, Communicator)
     assert 0 <= comm.rank < comm.size
-    assert comm.kind in ("horovod", "mpi", "simulated")
+    assert comm.kind in ("horovod", "mpi", "simulated", "torch")
     assert {"broadcast", "allreduce", "allgather", "alltoall"} <= comm.abilities
     ranks = comm.allgather(torch.tensor([comm.rank]), name="ranks").wait()
     assert ranks.tolist() == list(range(comm.size))

@@ -8,7 +8,7 @@ import pytest
 import torch.distributed
 
 from ringprune.comm import connect
-from ringprune.errors import ConfigurationError, DependencyError
+from ringprune.errors import ConfigurationError, DependencyError, UsageError
 
 
 def test_importing_starts_nothing() -> None:
@@ -22,10 +22,9 @@ def test_importing_starts_nothing() -> None:
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("hovorod", 'allowed are "horovod", "mpi" and None; did you mean "horovod"?'),
+        ("hovorod", 'allowed are "horovod", "mpi", "torch" and None; did you mean "horovod"?'),
         ("mpi4py", 'did you mean "mpi"?'),
         ("zzz", "kind is 'zzz'"),
-        ("torch", 'the "torch" communicator arrives in a later version; pass "horovod" or "mpi"'),
         ("simulated", r"ringprune.simulate(world_size, fn)"),
     ],
 )
@@ -33,6 +32,17 @@ def test_unknown_kinds_are_refused(kind: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         connect(kind)
     assert message in str(raised.value)
+
+
+def test_torch_distributed_has_to_be_initialised() -> None:
+    with pytest.raises(UsageError, match=r'not initialised; call torch.distributed.init_process_group\("gloo"\) first'):
+        connect("torch")
+
+
+def test_a_torch_without_distributed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    with pytest.raises(DependencyError, match=r"this torch was built without torch\.distributed"):
+        connect("torch")
 
 
 def test_unknown_options_are_refused() -> None:
@@ -63,9 +73,9 @@ def test_the_default_is_horovod_where_it_is_initialised(monkeypatch: pytest.Monk
 def test_then_torch_distributed_then_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod.torch", SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    with pytest.raises(ConfigurationError, match="arrives in a later version"):
-        connect()
-    ours = SimpleNamespace(MpiCommunicator=lambda: "mpi")
+    ours = SimpleNamespace(MpiCommunicator=lambda: "mpi", TorchCommunicator=lambda: "torch")
     monkeypatch.setitem(sys.modules, "ringprune.comm.mpi", ours)
+    monkeypatch.setitem(sys.modules, "ringprune.comm.torch_distributed", ours)
+    assert connect() == "torch"
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
     assert connect() == "mpi"

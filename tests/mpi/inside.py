@@ -5,6 +5,8 @@ import os
 import traceback
 from collections.abc import Callable
 
+import torch.distributed
+
 from ringprune.comm import Communicator, connect
 
 
@@ -20,6 +22,8 @@ def start(kind: str, timeout: float | None = 20.0) -> Communicator:
         import horovod.torch as hvd
 
         hvd.init()
+    if kind == "torch":
+        torch.distributed.init_process_group("gloo")
     return connect(kind, timeout=timeout)
 
 
@@ -30,7 +34,7 @@ def check_together(kind: str, name: str, check: Callable[[], None]) -> None:
     they come out of it, everybody exchanges verdicts, and the job ends with the tracebacks of the ranks that failed.
 
     Args:
-        kind: ``"horovod"`` or ``"mpi"``: over what the verdicts travel.
+        kind: ``"horovod"``, ``"mpi"`` or ``"torch"``: over what the verdicts travel.
         name: what is checked.
         check: what to run.
 
@@ -54,6 +58,10 @@ def _verdicts(kind: str, verdict: str | None) -> list[str | None]:
         import horovod.torch as hvd
 
         return list(hvd.allgather_object(verdict, name="verdict"))
+    if kind == "torch":
+        verdicts: list[str | None] = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(verdicts, verdict)
+        return verdicts
     from mpi4py import MPI
 
     return MPI.COMM_WORLD.allgather(verdict)

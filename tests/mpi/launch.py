@@ -1,4 +1,4 @@
-"""Running a test program as a real job, under mpirun or horovodrun, so that it cannot outlive its time limit."""
+"""Running a test program as a real job, under mpirun, horovodrun or torchrun, with a time limit that holds."""
 
 import contextlib
 import importlib.util
@@ -16,11 +16,12 @@ from typing import Literal
 import psutil
 import pytest
 
-Launcher = Literal["mpirun", "horovodrun", "horovodrun-gloo", "alone"]
+Launcher = Literal["mpirun", "horovodrun", "horovodrun-gloo", "torchrun", "alone"]
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent  # not resolved: in a virtual environment python is a link out of it
-TAIL_LINES = 40
+TAIL_LINES = 40  # of each rank
+UNTAGGED_LINES = 100  # torchrun tags nothing, and says much itself
 # Unbuffered ranks write a line in pieces, and mpirun tags each piece.
 INNER_TAG = re.compile(r"(?<=[^\n])\[\d+,\d+\]<std(?:out|err)>:")
 RANK_TAG = re.compile(r"^\[(?:\d+,)?(\d+)\]<std(?:out|err)>:")  # mpirun --tag-output and horovodrun
@@ -29,6 +30,7 @@ COMMANDS: dict[Launcher, list[str]] = {
     "mpirun": ["mpirun", "--oversubscribe", "--bind-to", "none", "--tag-output", "-np"],
     "horovodrun": ["horovodrun", "--mpi", "-np"],
     "horovodrun-gloo": ["horovodrun", "--gloo", "-np"],
+    "torchrun": ["torchrun", "--standalone", "--no-python", "--nproc-per-node"],
     "alone": ["mpirun"],  # one process without a launcher; but where there is no mpirun there is no MPI
 }
 
@@ -53,7 +55,11 @@ class Job:
         for line in self.output.splitlines():
             tag = RANK_TAG.match(line)
             lines.setdefault(f"rank {tag[1]}" if tag else "launcher", []).append(line[tag.end() if tag else 0 :])
-        return "\n".join(f"--- {who}\n" + "\n".join(lines[who][-TAIL_LINES:]) for who in sorted(lines, reverse=True))
+        return "\n".join(f"--- {who}\n" + "\n".join(lines[who][-_shown(who) :]) for who in sorted(lines, reverse=True))
+
+
+def _shown(who: str) -> int:
+    return UNTAGGED_LINES if who == "launcher" else TAIL_LINES
 
 
 def run_job(

@@ -1,4 +1,4 @@
-"""The contract of communicators as real jobs: over MPI and Horovod, started by mpirun and horovodrun."""
+"""The contract of communicators as real jobs: over MPI, Horovod and torch.distributed, each with its launchers."""
 
 import pytest
 
@@ -11,6 +11,9 @@ JOBS: list[tuple[Launcher, int, list[str]]] = [
     ("mpirun", 4, ["horovod", "mpi"]),
     ("horovodrun", 2, ["horovod", "mpi"]),
     ("horovodrun-gloo", 2, ["horovod"]),
+    ("torchrun", 1, ["torch"]),
+    ("torchrun", 2, ["torch"]),
+    ("torchrun", 3, ["torch"]),
 ]
 
 
@@ -23,7 +26,10 @@ def test_contract(launcher: Launcher, np: int, kinds: list[str]) -> None:
         assert f"{kind}: {len(CHECKS)} checks passed on {np} ranks" in job.output
 
 
-@pytest.mark.parametrize("kind", ["mpi", "horovod"])
-def test_what_only_one_of_them_promises(kind: str) -> None:
-    job = run_job(f"tests.mpi.jobs.{kind}_only", np=4, timeout=120)
+ONLY: list[tuple[str, Launcher]] = [("mpi", "mpirun"), ("horovod", "mpirun"), ("torch", "torchrun")]
+
+
+@pytest.mark.parametrize(("kind", "launcher"), ONLY)
+def test_what_only_one_of_them_promises(kind: str, launcher: Launcher) -> None:
+    job = run_job(f"tests.mpi.jobs.{kind}_only", np=4, launcher=launcher, timeout=120)
     assert f"{kind}_only passed" in job.output

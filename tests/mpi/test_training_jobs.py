@@ -1,4 +1,4 @@
-"""Training on real ranks: the laws over MPI and over Horovod (MPI and Gloo), and what happens when a rank dies."""
+"""Training on real ranks: the laws over each library that can carry them, and what happens when a rank dies."""
 
 import re
 
@@ -13,6 +13,8 @@ JOBS: list[tuple[str, Launcher, int, int]] = [
     ("horovod", "mpirun", 4, 200),
     ("horovod", "horovodrun", 2, 50),
     ("horovod", "horovodrun-gloo", 2, 50),
+    ("torch", "torchrun", 2, 50),
+    ("torch", "torchrun", 3, 50),
 ]
 
 
@@ -22,7 +24,12 @@ def test_the_laws_hold_on_real_ranks(kind: str, launcher: Launcher, np: int, ste
     assert re.search(rf"\d+ checks passed on {np} ranks", job.output)
 
 
-DYING: list[tuple[str, Launcher]] = [("mpi", "mpirun"), ("horovod", "mpirun"), ("horovod", "horovodrun-gloo")]
+DYING: list[tuple[str, Launcher]] = [
+    ("mpi", "mpirun"),
+    ("horovod", "mpirun"),
+    ("horovod", "horovodrun-gloo"),
+    ("torch", "torchrun"),
+]
 
 
 @pytest.mark.parametrize(("kind", "launcher"), DYING)

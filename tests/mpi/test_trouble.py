@@ -8,7 +8,7 @@ import pytest
 from tests.mpi.launch import Launcher, run_job
 
 COLLECTIVE = '"bucket 3 values" (allreduce of 1200 float32)'
-STACKS = [("mpi", "mpirun"), ("horovod", "mpirun"), ("horovod", "horovodrun-gloo")]
+STACKS = [("mpi", "mpirun"), ("horovod", "mpirun"), ("torch", "torchrun"), ("horovod", "horovodrun-gloo")]
 
 
 @pytest.mark.parametrize("how", ["exits", "is killed", "raises"])
@@ -22,7 +22,7 @@ def test_a_rank_that_is_gone_ends_the_job(kind: str, launcher: Launcher, how: st
         assert "ValueError: boom on rank 1" in job.output
 
 
-@pytest.mark.parametrize(("kind", "launcher"), STACKS[:2])
+@pytest.mark.parametrize(("kind", "launcher"), STACKS[:3])
 def test_the_time_limit_of_the_communicator(kind: str, launcher: Launcher) -> None:
     job = run_job("tests.mpi.jobs.trouble", kind, "never comes", "1", launcher=launcher, timeout=90, check=False)
     assert job.returncode not in (0, None), job.tails()
@@ -30,7 +30,7 @@ def test_the_time_limit_of_the_communicator(kind: str, launcher: Launcher) -> No
     assert f"CommunicatorError: {COLLECTIVE} was not done after 1.0 s on rank 0" in job.output, job.tails()
 
 
-@pytest.mark.parametrize(("kind", "launcher"), STACKS[:2])
+@pytest.mark.parametrize(("kind", "launcher"), STACKS[:3])
 def test_a_failed_check_fails_on_all_ranks(kind: str, launcher: Launcher) -> None:
     job = run_job("tests.mpi.jobs.trouble", kind, "raises in a check", "2", launcher=launcher, timeout=90, check=False)
     assert job.returncode not in (0, None), job.tails()
@@ -44,7 +44,7 @@ def test_a_failing_job_fails_the_test_and_shows_its_ranks() -> None:
     assert re.search(r"exited with \d+ after .*--- rank 1\n.*ValueError: boom on rank 1", str(raised.value), re.DOTALL)
 
 
-@pytest.mark.parametrize(("launcher", "limit"), [("mpirun", 8.0), ("horovodrun-gloo", 15.0)])
+@pytest.mark.parametrize(("launcher", "limit"), [("mpirun", 8.0), ("horovodrun-gloo", 15.0), ("torchrun", 20.0)])
 def test_nothing_outlives_its_time_limit(launcher: Launcher, limit: float) -> None:
     job = run_job("tests.mpi.jobs.endless", launcher=launcher, timeout=limit, check=False)
     assert job.returncode is None

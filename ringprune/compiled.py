@@ -1,0 +1,41 @@
+"""Loops compiled by numba, for messages on the host: the decorator, and two instructions that numba has no name for."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from numba import njit, types
+from numba.extending import intrinsic
+
+__all__ = ["compiled", "ones", "trailing_zeros"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled(function: F) -> F:
+    """Compile a function of arrays and numbers at its first call; the result is kept on disk. It releases the GIL.
+
+    Accesses are not checked: what such a function reads may have come from another rank, so it has to check by itself.
+    """
+    return cast(F, njit(cache=True, nogil=True)(function))
+
+
+def _trailing_zeros(typing_context: Any, word: Any) -> Any:
+    """Number of the lowest bit set of a uint64 other than 0."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.cttz(arguments[0], context.get_constant(types.boolean, True))
+
+    return types.uint64(types.uint64), emit
+
+
+def _ones(typing_context: Any, word: Any) -> Any:
+    """Number of bits set in a uint64."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.uint64(types.uint64), emit
+
+
+trailing_zeros: Any = intrinsic(_trailing_zeros)
+ones: Any = intrinsic(_ones)

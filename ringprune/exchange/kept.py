@@ -1,0 +1,117 @@
+"""Buckets that keep something between steps: what is not sent, or what rounding drops, stays in a residual."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ringprune import packing, wire
+from ringprune.exchange.lane import Lane, Setting, StateOf
+from ringprune.metrics import Content
+from ringprune.plan import Bucket
+from ringprune.reduction import Mean
+from ringprune.residual import Correction, Residual
+
+__all__ = ["KeptLane", "RoundedLane"]
+
+
+class KeptLane(Lane):
+    """A lane with a residual.
+
+    Args:
+        bucket: the tensors.
+        setting: what it shares with the other lanes.
+        content: what its values are counted as.
+        velocity: keep a velocity (momentum correction) besides the residual.
+
+    Attributes:
+        residual: residual, velocity and hints.
+        sent: how many entries of each tensor have been sent, int64.
+    """
+
+    def __init__(self, bucket: Bucket, setting: Setting, content: Content, *, velocity: bool) -> None:
+        super().__init__(bucket, setting, content)
+        tensors = len(bucket.members)
+        self.residual = Residual(tensors, bucket.numel, velocity=velocity, spare=setting.spare, device=bucket.device)
+        self.sent = torch.zeros(tensors, dtype=torch.int64, device=bucket.device)
+        self._ends = torch.tensor(bucket.offsets, dtype=torch.int32, device=bucket.device)
+        self._indices: Tensor | None = None
+        policy = setting.policy
+        self._value_code = wire.value_code(policy.values if content == "values" else policy.dense_values)
+
+    def _code(self) -> wire.ValueCode | None:
+        return self._value_code
+
+    def _count(self, indices: Tensor | None) -> None:
+        """Count what is sent, of each tensor; None is all entries."""
+        numel = self.bucket.numel
+        if self._content == "values":
+            self._setting.metrics.selected(numel if indices is None else indices.numel(), numel)
+        self.sent += (self._ends if indices is None else torch.searchsorted(indices, self._ends)).diff()
+
+    def finish(self, outputs: Sequence[Tensor]) -> None:
+        """Wait for the averages and write them; keep what rounding dropped; the new state takes effect."""
+        values, rest = self._wait()
+        with self._setting.metrics.stage("unpack"):
+            if self._indices is None:
+                packing.unflatten(outputs, values)
+            else:
+                packing.unpack(outputs, self._indices, values)
+            if rest is not None:
+                packing.give_back(self.residual.next_residual, self._indices, rest)
+            self._commit()
+
+    def _commit(self) -> None:
+        self.residual.commit()
+
+    def abandon(self) -> None:
+        """Wait for the last message and forget it; the state is as it was before."""
+        super().abandon()
+        self.residual.rollback()
+
+    def flush(self, outputs: Sequence[Tensor]) -> None:
+        """Send residual and velocity whole; the residual is zero afterwards, the velocity its mean."""
+        state, comm, metrics, index = self.residual, self._setting.comm, self._setting.metrics, self.bucket.index
+        with metrics.sending("dense", index):
+            values = packing.pack_whole(state.residual)
+            residual = self._setting.mean.start(comm, values, name=f"bucket {index} dense")
+            velocity = None
+            if state.velocity is not None:
+                velocity = Mean().start(comm, state.velocity, name=f"bucket {index} velocity")
+        packing.unflatten(outputs, residual.wait())
+        if velocity is not None:
+            velocity.wait()
+
+    def state(self) -> StateOf:
+        """Residual and velocity, flat."""
+        state: StateOf = {}
+        for place, member in enumerate(self.bucket.members):
+            part = slice(*self.bucket.offsets[place : place + 2])
+            state[member] = {"residual": self.residual.residual[part]}
+            if self.residual.velocity is not None:
+                state[member]["velocity"] = self.residual.velocity[part]
+        return state
+
+
+class RoundedLane(KeptLane):
+    """A bucket that travels dense in fewer bits: all of it at each step, and what rounding drops with the next.
+
+    Args:
+        bucket: the tensors.
+        setting: what it shares with the other lanes.
+    """
+
+    def __init__(self, bucket: Bucket, setting: Setting) -> None:
+        super().__init__(bucket, setting, "dense", velocity=False)
+
+    def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
+        with self._setting.metrics.stage("accumulate"):
+            found = self.residual.accumulate(corrected, correction)
+        with self._setting.metrics.stage("pack"):
+            self._count(None)
+            values = packing.pack_whole(self.residual.next_residual)
+        self._reduce(values)
+        return found
+
+    def _messages(self, step: int) -> Iterator[None]:
+        yield from self._rounds()

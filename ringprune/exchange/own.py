@@ -1,0 +1,85 @@
+"""A bucket of which every rank sends entries of its own choice: nothing is agreed upon, and sums are sparse."""
+
+from collections.abc import Iterator, Sequence
+
+from torch import Tensor
+
+from ringprune import packing, selection
+from ringprune.exchange.lane import Setting
+from ringprune.exchange.packed import PackedLane
+from ringprune.metrics import Content
+from ringprune.ops import PAD
+from ringprune.plan import Bucket
+from ringprune.reduction import GatheredReduction, SparseReduction
+from ringprune.residual import Correction, Selecting
+from ringprune.routing import sent_whole
+
+__all__ = ["OwnLane"]
+
+PAIRS: tuple[Content, ...] = ("indices", "values")
+
+
+class OwnLane(PackedLane):
+    """Stages 1 to 7 of a bucket whose ranks each keep an index set of their own.
+
+    Args:
+        bucket: the tensors.
+        setting: what it shares with the other lanes.
+    """
+
+    def __init__(self, bucket: Bucket, setting: Setting) -> None:
+        super().__init__(bucket, setting)
+        self._sum: GatheredReduction | SparseReduction | None = None
+
+    def _propose(self, step: int, corrected: Sequence[Tensor], correction: Correction, counts: list[int]) -> Tensor:
+        """Stages 1 to 3, on every rank."""
+        score = self._setting.policy.score
+        with self._setting.metrics.stage("select"):
+            selecting = Selecting(score.name, score.parameters(self._next_rms), counts)
+            positions, nonfinite = self.residual.accumulate_select(corrected, correction, self._weights(), selecting)
+            self._indices = positions[positions != PAD]
+        return nonfinite
+
+    def _shares(self, step: int) -> list[int]:
+        return selection.budgets(self.bucket.numels, self._setting.metrics.density)
+
+    def _messages(self, step: int) -> Iterator[None]:
+        metrics = self._setting.metrics
+        if sent_whole(metrics.density):
+            self._indices = None
+        with metrics.stage("pack"):
+            values = self._pack()
+        if self._indices is None:
+            self._reduce(values)
+            yield
+            yield from self._rounds()
+            return
+        with metrics.stage("reduce"), metrics.sending(PAIRS, self.bucket.index):
+            kind = GatheredReduction if self._setting.policy.index_sets == "gathered" else SparseReduction
+            name = f"bucket {self.bucket.index} own values"
+            self._sum = kind(self._setting.comm, self._indices.cpu(), values.cpu(), self.bucket.numel, name=name)
+        yield
+
+    def finish(self, outputs: Sequence[Tensor]) -> None:
+        """Wait for the sums, write their averages at all ranks' indices; the new state takes effect."""
+        if self._sum is None:
+            super().finish(outputs)
+            return
+        metrics, device = self._setting.metrics, self.bucket.device
+        with metrics.stage("reduce"), metrics.sending(PAIRS, self.bucket.index):
+            indices, values = self._sum.wait()
+        self._sum = None
+        with metrics.stage("unpack"):
+            self._setting.mean.scale(values, self._setting.comm.size)
+            packing.unpack(outputs, indices.to(device), values.to(device))
+            self._commit()
+
+    def abandon(self) -> None:
+        """Wait for the last message and forget it; the state is as it was before."""
+        if self._sum is None:
+            super().abandon()
+            return
+        with self._setting.metrics.sending(PAIRS, self.bucket.index):
+            self._sum.drain()
+        self._sum = None
+        self.residual.rollback()

@@ -1,0 +1,43 @@
+"""Before the first step: all ranks start from the same weights, and from the same step."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ringprune import ops
+from ringprune.comm.communicator import Communicator
+from ringprune.errors import RankMismatchError
+from ringprune.metrics import Metrics
+from ringprune.plan import Plan
+
+__all__ = ["check_start"]
+
+
+def check_start(step: int, weights: Sequence[Tensor], plan: Plan, comm: Communicator, metrics: Metrics) -> None:
+    """Compare step and weights by their sums of squares; costs 8 bytes per parameter.
+
+    Raises:
+        RankMismatchError: they differ; on all ranks, naming the first parameter that does.
+    """
+    squares = ops.square_sum([weight.detach().contiguous() for weight in weights]).cpu()
+    device = weights[0].device if weights else torch.device("cpu")
+    row = torch.cat([torch.tensor([float(step)], dtype=torch.float64), squares]).to(device)
+    with metrics.sending("headers"):
+        gathered = comm.allgather(row, name="weights at the start").wait()
+    # As bits, so that NaN equals NaN.
+    rows = gathered.reshape(comm.size, -1).cpu().view(torch.int64)
+    differs = (rows != rows[0]).nonzero()
+    if not len(differs):
+        return
+    rank, column = min(((int(r), int(c)) for r, c in differs), key=lambda pair: pair[1])
+    if column == 0:
+        steps = gathered.reshape(comm.size, -1)[:, 0].tolist()
+        raise RankMismatchError(
+            f"rank 0 continues at step {steps[0]:.0f}, rank {rank} at step {steps[rank]:.0f}: load a checkpoint on "
+            "all ranks, each its own, or one that was saved after flush()"
+        )
+    raise RankMismatchError(
+        f"parameter {plan.params[column - 1].name!r} has other weights on rank {rank} than on rank 0: call "
+        "ringprune.broadcast_parameters(model.state_dict()) or hvd.broadcast_parameters before the first step"
+    )

@@ -1,0 +1,89 @@
+"""Sums of values that travel coded: each rank sums one region and sends the result to all.
+
+Two collectives of bytes, which every communicator moves whatever the code: an alltoall of the regions and an allgather
+of their sums. Sums are made in float32, so that a value is rounded twice, whatever the number of ranks: where it comes
+from, and as part of the sum. Both rests are kept, by the rank that rounded.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ringprune.comm.communicator import Communicator, Handle
+from ringprune.reduction.reduction import ValueCode
+
+__all__ = ["CodedReduction"]
+
+
+class CodedReduction:
+    """A sum of float32 values that travel in fewer bits.
+
+    Args:
+        comm: with whom.
+        values: float32, shape ``(n,)``, as many on every rank; overwritten with the sum.
+        code: how they travel.
+        name: what errors call it.
+
+    Attributes:
+        rest: float32, shape ``(n,)``: what rounding dropped on this rank.
+    """
+
+    def __init__(self, comm: Communicator, values: Tensor, code: ValueCode, *, name: str) -> None:
+        self._comm, self._values, self._code, self._name = comm, values, code, name
+        ends = [values.numel() * rank // comm.size for rank in range(comm.size + 1)]
+        self._regions = [slice(a, b) for a, b in pairwise(ends)]
+        self._numels = [b - a for a, b in pairwise(ends)]
+        self.rest = torch.empty_like(values)
+        self._gathering = False
+        self._handle = self._scatter() if comm.size > 1 else None
+
+    def _scatter(self) -> Handle:
+        """Send every other rank its region of this rank's values; the own region stays as it is."""
+        rank = self._comm.rank
+        pieces = [
+            self._code.encode(self._values[region], self.rest[region])
+            for other, region in enumerate(self._regions)
+            if other != rank
+        ]
+        sizes = [0 if other == rank else self._code.size(n) for other, n in enumerate(self._numels)]
+        own = self._code.size(self._numels[rank])
+        received = [0 if other == rank else own for other in range(self._comm.size)]
+        return self._comm.alltoall(torch.cat(pieces), splits=sizes, received=received, name=f"{self._name}, scattered")
+
+    def advance(self) -> bool:
+        """Sum this rank's region once its pieces are there, and start to send the sum."""
+        if self._gathering:
+            return False
+        self._gathering = True
+        own = self._regions[self._comm.rank]
+        total = self._values[own] if self._handle is None else self._sum(self._handle.wait())
+        message = self._code.encode(total, self.rest[own])
+        sizes = [self._code.size(n) for n in self._numels]
+        self._handle = self._comm.allgather(message, sizes=sizes, name=f"{self._name}, gathered")
+        return True
+
+    def _sum(self, received: Tensor) -> Tensor:
+        rank, count = self._comm.rank, self._numels[self._comm.rank]
+        pieces: Sequence[Tensor] = torch.split(received, self._code.size(count))
+        total = self._values[self._regions[rank]].clone()
+        others = (other for other in range(self._comm.size) if other != rank)
+        for other, piece in zip(others, pieces, strict=True):
+            total += self._code.decode(piece, count, name=f"{self._name} from rank {other}")
+        return total
+
+    def wait(self) -> Tensor:
+        """The sum, the same bytes on every rank."""
+        self.advance()
+        assert self._handle is not None
+        messages = torch.split(self._handle.wait(), [self._code.size(n) for n in self._numels])
+        for rank, (message, region) in enumerate(zip(messages, self._regions, strict=True)):
+            name = f"sum of {self._name} from rank {rank}"
+            self._values[region] = self._code.decode(message, self._numels[rank], name=name)
+        return self._values
+
+    def drain(self) -> None:
+        """Wait for the message under way and forget it."""
+        if self._handle is not None:
+            self._handle.wait()

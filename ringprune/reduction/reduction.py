@@ -1,0 +1,76 @@
+"""What every way of summing values offers, and the plainest: the library's own allreduce."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from ringprune.comm.communicator import Communicator
+
+__all__ = ["LibraryReduction", "Reduction", "ValueCode"]
+
+
+class ValueCode(Protocol):
+    """How values travel; see :class:`ringprune.wire.ValueCode`."""
+
+    def size(self, count: int) -> int:
+        """Bytes of a message of ``count`` values."""
+        ...
+
+    def encode(self, values: Tensor, rest: Tensor) -> Tensor:
+        """The message of some values, uint8; ``rest`` is overwritten with what rounding drops."""
+        ...
+
+    def decode(self, message: Tensor, count: int, *, name: str) -> Tensor:
+        """The ``count`` values of a message, float32."""
+        ...
+
+
+class Reduction(Protocol):
+    """A sum under way. Ranks advance their reductions in the same order."""
+
+    @property
+    def rest(self) -> Tensor | None:
+        """After :meth:`wait`: what rounding dropped on this rank, one entry per value; None where nothing was rounded.
+
+        The ranks' values sum up to the result and the sum of the ranks' rests.
+        """
+        ...
+
+    def advance(self) -> bool:
+        """Wait for the message under way and start the next; False, without waiting, where none is left to start."""
+        ...
+
+    def wait(self) -> Tensor:
+        """The sum, the same bytes on every rank."""
+        ...
+
+    def drain(self) -> None:
+        """Wait for what is under way and forget it; called on all ranks or on none."""
+        ...
+
+
+class LibraryReduction:
+    """The communicator's own allreduce, in place.
+
+    Args:
+        comm: with whom.
+        values: what is summed; overwritten.
+        name: what errors call it.
+    """
+
+    rest = None
+
+    def __init__(self, comm: Communicator, values: Tensor, *, name: str) -> None:
+        self._handle = comm.allreduce(values, name=name)
+
+    def advance(self) -> bool:
+        """Nothing is left to start."""
+        return False
+
+    def wait(self) -> Tensor:
+        """The sum."""
+        return self._handle.wait()
+
+    def drain(self) -> None:
+        """Wait and forget."""
+        self._handle.wait()

@@ -1,0 +1,1 @@
+"""Tests of the ways of summing values over the ranks."""

@@ -1,0 +1,77 @@
+"""Sums of coded values: the same on every rank, nothing lost, and the bytes of the formula."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import ringprune as rp
+from ringprune.reduction import Mean
+from ringprune.reduction.coded import CodedReduction
+from ringprune.wire import value_code
+from tests.wire.test_values import CODINGS, code_named
+
+
+def values_of(rank: int, count: int) -> Tensor:
+    return torch.randn(count, generator=torch.Generator().manual_seed(rank)) * 10.0 ** (rank % 3)
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@settings(max_examples=20)
+@given(ranks=st.integers(1, 5), count=st.one_of(st.integers(0, 12), st.sampled_from([255, 1030])))
+def test_what_all_get_and_what_all_keep_is_what_all_had(coding: str, ranks: int, count: int) -> None:
+    def rank(comm: rp.comm.Communicator) -> tuple[Tensor, Tensor, float]:
+        reduction = CodedReduction(comm, values_of(comm.rank, count), code_named(coding), name="x")
+        total = reduction.wait()
+        return total, reduction.rest, comm.traffic.bytes_sent
+
+    results = rp.simulate(ranks, rank)
+    totals, rests, sent = zip(*results, strict=True)
+    assert all(torch.equal(total, totals[0]) for total in totals)
+    had = torch.stack([values_of(r, count).double() for r in range(ranks)])
+    kept = torch.stack([rest.double() for rest in rests])
+    # Coding is exact with its rest; of the ranks - 1 additions in float32 each rounds by 2^-24 of a partial sum.
+    bound = ranks * 2.0**-24 * 2 * had.abs().sum(0)
+    assert bool(((totals[0].double() + kept.sum(0) - had.sum(0)).abs() <= bound).all())
+
+    regions = [count * (r + 1) // ranks - count * r // ranks for r in range(ranks)]
+    size = sum(code_named(coding).size(n) for n in regions)
+    assert sum(sent) == pytest.approx(2 * (ranks - 1) * size)
+
+
+def test_an_abandoned_sum_leaves_nobody_waiting() -> None:
+    def rank(comm: rp.comm.Communicator) -> float:
+        for advances in (0, 1):
+            reduction = CodedReduction(comm, values_of(comm.rank, 100), code_named("int8"), name="x")
+            for _ in range(advances):
+                reduction.advance()
+            reduction.drain()
+        return float(comm.allreduce(torch.ones(1), name="after").wait())
+
+    assert rp.simulate(3, rank) == [3.0] * 3
+
+
+@pytest.mark.parametrize("mean", [Mean(), Mean(average=False), Mean(predivide=4.0)])
+def test_rests_are_in_the_units_of_the_values(mean: Mean) -> None:
+    def rank(comm: rp.comm.Communicator) -> tuple[Tensor, Tensor]:
+        average = mean.start(comm, values_of(comm.rank, 1000), value_code("int4"), name="x")
+        result, rest = average.wait(), average.rest
+        assert rest is not None
+        return result, rest
+
+    results, rests = zip(*rp.simulate(3, rank), strict=True)
+    had = sum(values_of(r, 1000).double() for r in range(3))
+    total = results[0].double() * (3 if mean.average else 1)
+    assert torch.allclose(total + sum(rest.double() for rest in rests), had, rtol=0, atol=1e-4)
+
+
+def test_a_code_that_is_not_shorter_is_not_used() -> None:
+    """Five values of int8 would take a frame and a scale: the plain sum has no rest."""
+
+    def rank(comm: rp.comm.Communicator) -> object:
+        average = Mean().start(comm, torch.ones(5), value_code("int8"), name="x")
+        average.wait()
+        return average.rest
+
+    assert rp.simulate(2, rank) == [None, None]

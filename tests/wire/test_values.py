@@ -1,0 +1,110 @@
+"""Values come back rounded, in the bytes announced, and nothing of them is lost: value = decoded + rest."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from torch import Tensor
+
+from ringprune.errors import CommunicatorError, ConfigurationError
+from ringprune.wire import VALUE_FORMATS, ValueCode, value_code
+from ringprune.wire.message import FRAME_BYTES, seal
+from ringprune.wire.values import _CODES
+
+CODINGS = [name for name in VALUE_FORMATS if name != "fp32"]
+# Half a unit of the format, relative to the largest value of a block (int8, int4) or to the value itself.
+HALF_UNIT = {"bf16": 2.0**-8, "fp16": 2.0**-11, "int8": 0.5 / 127, "int4": 0.5 / 7}
+
+finite = arrays(
+    np.float32,
+    st.one_of(st.integers(0, 40), st.sampled_from([255, 256, 257, 600])),
+    elements=st.floats(-(2.0**127), 2.0**127, width=32),
+    fill=st.just(np.float32(0.1)),
+)
+
+
+def code_named(coding: str) -> ValueCode:
+    code = value_code(coding)
+    assert code is not None
+    return code
+
+
+def round_trip(code: ValueCode, values: Tensor) -> tuple[Tensor, Tensor]:
+    rest = torch.full_like(values, torch.nan)
+    message = code.encode(values, rest)
+    assert message.dtype == torch.uint8 and message.numel() == code.size(values.numel())
+    return code.decode(message, values.numel(), name="m"), rest
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@given(values=finite)
+def test_nothing_is_lost(coding: str, values: np.ndarray) -> None:
+    """Exactly, to the last bit: float64 holds both and their sum."""
+    decoded, rest = round_trip(code_named(coding), torch.from_numpy(values.copy()))
+    assert torch.equal(decoded.double() + rest.double(), torch.from_numpy(values).double())
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@given(values=finite)
+def test_little_is_dropped(coding: str, values: np.ndarray) -> None:
+    _, rest = round_trip(code_named(coding), torch.from_numpy(values.copy()))
+    for start in range(0, len(values), 256):
+        block = np.abs(values[start : start + 256]).astype(np.float64)
+        dropped = np.abs(rest[start : start + 256].double().numpy())
+        # int: a bfloat16 scale is up to 2^-7 too large, and the reciprocal it is multiplied by is off by 2^-23.
+        reach = block.max(initial=0) * (1 + 2.0**-6) if coding.startswith("int") else block
+        # What is far below the largest value of a message is rounded to the last bit of a denormal.
+        floor = np.abs(values).max(initial=0) * (2.0**-38 if coding == "fp16" else 2.0**-133)
+        assert np.all(dropped <= HALF_UNIT[coding] * reach + max(floor, 2.0**-126))
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_rest_may_be_the_values_themselves(coding: str) -> None:
+    values = torch.randn(700, generator=torch.Generator().manual_seed(0))
+    apart = torch.empty(700)
+    code = code_named(coding)
+    message, kept = code.encode(values, apart), values.clone()
+    assert torch.equal(code.encode(kept, kept), message) and torch.equal(kept, apart)
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf"), 3.4e38, 1e-45])
+def test_strange_values_make_no_trouble(coding: str, strange: float) -> None:
+    """A step with NaN or infinity is not made; finite values come back finite."""
+    decoded, _ = round_trip(code_named(coding), torch.tensor([1.0, strange, 2.0] * 100))
+    assert decoded.numel() == 300
+    if np.isfinite(strange):
+        assert bool(torch.isfinite(decoded).all())
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@given(count=st.integers(0, 600), data=st.data())
+def test_damage_is_found(coding: str, count: int, data: st.DataObject) -> None:
+    code = code_named(coding)
+    message = code.encode(torch.randn(count), torch.empty(count))
+    message[data.draw(st.integers(0, len(message) - 1))] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(CommunicatorError, match="values of bucket 2"):
+        code.decode(message, count, name="values of bucket 2")
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@given(count=st.integers(0, 600), seed=st.integers(0, 2**32 - 1))
+def test_fuzz_any_body_decodes_to_as_many_values(coding: str, count: int, seed: int) -> None:
+    code = code_named(coding)
+    message = torch.randint(
+        0, 256, (code.size(count),), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
+    assert code.decode(seal(message, _CODES[coding]), count, name="m").numel() == count
+
+
+def test_sizes() -> None:
+    sizes = {coding: code_named(coding).size(10_000) - FRAME_BYTES for coding in CODINGS}
+    assert sizes == {"bf16": 20_000, "fp16": 20_008, "int8": 10_080, "int4": 5_080}
+
+
+def test_fp32_is_no_code_and_others_are_refused() -> None:
+    assert value_code("fp32") is None
+    with pytest.raises(ConfigurationError, match="did you mean 'int8'"):
+        value_code("int88")
