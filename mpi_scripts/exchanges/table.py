@@ -25,6 +25,7 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("rate", lambda row: str(row["rate"])),
     ("seconds", _number("seconds", ".3f")),
     ("spread", _number("spread", ".0%")),
+    ("foreign", _number("foreign_cores", ".1f")),
     ("floor", _number("seconds_floor", ".3f")),
     ("compute", _number("compute_seconds", ".3f")),
     ("nic MB", _number("nic_bytes_per_rank", ",.2f", 1e-6)),
@@ -37,6 +38,8 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 LEGEND = """\
 seconds    median over the steps of the slowest rank's: selection, packing and communication of all gradients, while
            the backward pass hands them out; spread: (largest - smallest) / median
+foreign    cores that other processes kept busy meanwhile (other virtual machines too): above a few tenths believe the
+           bytes, not the seconds
 floor      what a link of this rate needs for the counted bytes with their packets' headers, and for nothing else
 compute    the part outside of communication, by RingPrune's own stages, mean over ranks; others do not tell
 nic MB     sent per rank and step, by the kernel's counters of the interfaces named below

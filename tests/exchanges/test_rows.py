@@ -4,14 +4,16 @@ import io
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from exchanges import figure, interfaces, rows, simulated, table
+from exchanges import figure, interfaces, processors, rows, simulated, table
 from exchanges.choice import Choice
 from exchanges.exchange import Account, allreduce_bytes
 from exchanges.measure import Seen, Step
 from exchanges.methods import METHODS
+from exchanges.processors import Busy
 from exchanges.rows import Row
 from rich.console import Console
 
@@ -24,8 +26,10 @@ DENSE = 2 * 3 / 4 * 4 * 5000  # 4 ranks, float32
 def seen(host: str, seconds: Sequence[float], sent: float | None = 300.0, **transmitted: int) -> Seen:
     """A rank whose steps took these seconds and were all alike otherwise."""
     values = None if sent is None else sent / 2
-    steps = [Step(each, transmitted, sent, values, None if sent is None else each / 4) for each in seconds]
-    return Seen(host, steps, Account(sent, values, density=0.01, realised_density=0.0101))
+    computing = [None if sent is None else each / 4 for each in seconds]
+    busy = Busy(wall=10.0, own=3.0, machine=15.0)
+    steps = [Step(each, transmitted, sent, values, part, busy) for each, part in zip(seconds, computing, strict=True)]
+    return Seen(host, "here", steps, Account(sent, values, density=0.01, realised_density=0.0101))
 
 
 def row(ranks: Sequence[Seen], choice: Choice = CHOICE) -> Row:
@@ -82,6 +86,17 @@ def test_the_floor_is_payload_and_headers_at_the_rate() -> None:
     assert rows.floor_seconds(allreduce_bytes(25_557_032, 4, 4), "1gbit") == pytest.approx(1.2827, abs=1e-4)
 
 
+def test_other_peoples_work_is_what_the_ranks_did_not_do() -> None:
+    assert row(FOUR)["foreign_cores"] == (15.0 - 4 * 3.0) / 10.0
+    apart = [replace(one, machine=one.host) for one in FOUR]
+    assert row(apart)["foreign_cores"] == (15.0 - 3.0) / 10.0
+    start = processors.now()
+    sum(range(100_000))
+    spent = processors.now().since(start)
+    assert min(spent.wall, spent.own) > 0
+    assert spent.machine is None or spent.machine >= 0
+
+
 def test_every_row_begins_with_the_documented_keys() -> None:
     assert tuple(row(FOUR))[: len(rows.KEYS)] == rows.KEYS
 
@@ -120,11 +135,10 @@ def test_simulated_bytes_are_those_of_the_formulas(ranks: int) -> None:
     half = simulated.simulated_row(METHODS["gloo-fp16"], choice, ranks, SHAPES)
     assert dense["counted_bytes_per_rank"] == 2 * half["counted_bytes_per_rank"] == allreduce_bytes(numel, 4, ranks)
     assert (dense["wire_ratio"], half["wire_ratio"]) == (1.0, 2.0)
-    ours = simulated.simulated_row(METHODS["ringprune:iwp"], choice, ranks, SHAPES)
+    ours = simulated.simulated_row(METHODS["ringprune:random_k"], choice, ranks, SHAPES)
     chosen = round(0.05 * 128 * 64) + round(0.05 * 40 * 64)
-    share = (ranks - 1) / ranks
-    verdict = ours["counted_bytes_per_rank"] - share * (2 * 4 * (chosen + 128) + 4 * chosen)  # values, dense; indices
-    assert 0 <= verdict < 100
+    rest = ours["counted_bytes_per_rank"] - allreduce_bytes(chosen + 128, 4, ranks)  # values, and the dense tensor
+    assert 0 <= rest < 100  # the verdict
     assert ours["wire_ratio"] == dense["counted_bytes_per_rank"] / ours["counted_bytes_per_rank"]
     assert (ours["seconds"], ours["nic_bytes_per_rank"], ours["ranks"]) == (None, None, ranks)
 
