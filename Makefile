@@ -44,9 +44,12 @@ format: environment ## Format Python and C++ sources
 	$(RUN) ruff format $(SOURCES)
 	$(CLANG_FORMAT) -i {} +
 
-bench: environment ## Measure what selection costs, 4 minutes; rows in build/bench/select.json; ARGS goes to the command
+bench: environment ## Measure selection (4 minutes; ARGS goes there), then exchanges (5 at most); rows in build/bench
 	@mkdir -p build/bench
 	$(RUN) ringprune bench select --json build/bench/select.json $(ARGS)
+	$(RUN) python mpi_scripts/bench_exchange.py --steps 3 --warmup 1 --within 280 \
+		--json build/bench/exchange.json --plot build/bench/exchange.png || [ $$? -eq 3 ]
+	@echo "More models, rates and ranks: $(RUN) python mpi_scripts/bench_exchange.py --help"
 
 docs: ## Documentation
 	@echo "The documentation is plain Markdown: start at README.md, then docs/."

@@ -5,6 +5,7 @@ import argparse
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +19,11 @@ from exchanges import inside, outside  # noqa: E402
 from exchanges.errors import CannotRun  # noqa: E402
 from exchanges.job import current_job, started_by  # noqa: E402
 from exchanges.options import parsed  # noqa: E402
+from exchanges.outside import NOTHING, NOTHING_MEASURED  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: E402
 
 INTERRUPTED = 130  # as shells say it
-NOTHING_MEASURED = 3
 
 Row = dict[str, Any]
 
@@ -50,8 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         measured = _in_job(options, report) if job_kind else _outside(options, report)
         for row in measured:
             rows.append(row)
+            _write(rows, options.json)
     except (CannotHere, CannotRun) as error:
-        print(f"bench_exchange: nothing measured: {error}", file=sys.stderr)
+        print(f"{'bench_exchange' if rows else NOTHING}: {error}", file=sys.stderr)
+        _finish(rows, options)
         return NOTHING_MEASURED
     except ClusterError as error:
         report.say(f"failed: {error}")
@@ -60,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _finish(rows, options)
         return INTERRUPTED
     _finish(rows, options)
+    if not rows and not report.failures and job_kind is None:
+        print(f"{NOTHING}: none of the methods can run here", file=sys.stderr)
+        return NOTHING_MEASURED
     return 1 if report.failures else 0
 
 
@@ -70,28 +76,42 @@ def _outside(options: argparse.Namespace, report: Report) -> Iterator[Row]:
 
 def _in_job(options: argparse.Namespace, report: Report) -> Iterator[Row]:
     job = current_job()
-    rows = list(inside.rows(options, job, report.say if job.rank == 0 else lambda line: None))
+    say = report.say if job.rank == 0 else lambda line: None
+    try:
+        rows = list(inside.rows(options, job, say))
+    except CannotRun:
+        raise
+    except Exception:
+        traceback.print_exc()
+        job.abort()
+    finally:
+        job.close()
     if job.rank == 0:
         yield from rows
 
 
 def _finish(rows: list[Row], options: argparse.Namespace) -> None:
-    """Rows for programs, a figure, and the table unless standard output is a program's."""
+    """A figure and the table; standard output is a program's where it asked for the rows there."""
     if not rows:
         return
     from exchanges import table
 
     if options.json == "-":
         print(json.dumps(rows, indent=1))
-    elif options.json:
-        new = Path(f"{options.json}.new")  # never seen half written
-        new.write_text(json.dumps(rows, indent=1) + "\n")
-        new.replace(options.json)
     if options.plot:
         from exchanges.figure import draw
 
         draw(rows, options.plot)
     table.show(rows, Console(stderr=options.json == "-"))
+
+
+def _write(rows: list[Row], to: str | None) -> None:
+    """Rows for programs, those that are there so far: a job takes minutes, and the next one may fail."""
+    if to is None or to == "-":
+        return
+    new = Path(f"{to}.new")  # never seen half written
+    new.write_text(json.dumps(rows, indent=1) + "\n")
+    new.replace(to)
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from exchanges.choice import Choice
 from exchanges.errors import CannotRun
 from exchanges.exchange import Account, Exchange, allreduce_bytes
 from exchanges.gradients import Gradients
 from exchanges.job import Job
-from torch import Tensor
 
 __all__ = ["gloo_fp16", "gloo_fp32", "horovod_fp16", "horovod_fp32"]
 

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from exchanges.rows import AS_IT_IS, bits_per_second
-from exchanges.simulated import RATE
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+
+from exchanges.rows import AS_IT_IS, bits_per_second
+from exchanges.simulated import RATE
 
 __all__ = ["draw"]
 
@@ -33,6 +34,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         for axes, panel in zip(line, panels, strict=True):
             panel(axes, [row for row in rows if row["model"] == model])
             axes.set_title(model)
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("{x:g}")
             axes.grid(alpha=0.25)
             axes.spines[["top", "right"]].set_visible(False)
         line[-1].legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
@@ -42,10 +45,12 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 def _against_rate(axes: Axes, rows: Sequence[Row]) -> None:
     rows = [row for row in rows if row["seconds"] is not None]
+    ranks = max(row["ranks"] for row in rows)
+    rows = [row for row in rows if row["ranks"] == ranks]
     rates = sorted({row["rate"] for row in rows}, key=_speed)
     _lines(axes, rows, lambda row: rates.index(row["rate"]), lambda row: row["seconds"])
     axes.set_xticks(range(len(rates)), rates)
-    axes.set(ylabel="seconds per exchange", xlabel="rate of the links", yscale="log")
+    axes.set(ylabel="seconds per exchange", xlabel=f"rate of the links, {ranks} ranks", yscale="log")
 
 
 def _against_ranks(axes: Axes, rows: Sequence[Row]) -> None:
@@ -64,7 +69,7 @@ def _against_ranks(axes: Axes, rows: Sequence[Row]) -> None:
 
 def _lines(axes: Axes, rows: Sequence[Row], x: Callable[[Row], float], y: Callable[[Row], float]) -> None:
     for number, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
-        points = sorted((x(row), y(row)) for row in rows if row["method"] == method)
+        points = sorted({x(row): y(row) for row in rows if row["method"] == method}.items())
         dashes = "--" if method.endswith("-ring") else "-"
         axes.plot(*zip(*points, strict=True), dashes, marker="o", markersize=4, label=method, color=f"C{number % 10}")
 

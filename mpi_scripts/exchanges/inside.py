@@ -6,13 +6,15 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
+from models import shapes
+
 from exchanges.errors import CannotRun
 from exchanges.job import Job
 from exchanges.measure import measure
 from exchanges.methods import Method, named
 from exchanges.options import choice_of
 from exchanges.rows import AS_IT_IS, Row, facts, row_of
-from models import shapes
+from ringprune.errors import ConfigurationError, DependencyError
 
 __all__ = ["rows"]
 
@@ -29,6 +31,7 @@ def rows(options: argparse.Namespace, job: Job, say: Callable[[str], None]) -> I
     methods = list(_fitting(options, job, say))
     if not methods:
         raise CannotRun("none of the methods asked for can run in this job")
+    left_out: list[str] = []
     for model in options.models:
         parameters = shapes(model)
         for method in methods:
@@ -36,11 +39,15 @@ def rows(options: argparse.Namespace, job: Job, say: Callable[[str], None]) -> I
             load = os.getloadavg()[0]
             try:
                 seen = measure(job, method, choice, parameters, _ticker(job, f"{model} {method.name}"))
-            except CannotRun as error:  # decided by what is installed: the same on all ranks
-                say(f"skipped: {error}")
+            except (CannotRun, ConfigurationError, DependencyError) as error:  # on all ranks alike
+                say(f"skipped: {method.name}: {error}")
+                left_out.append(str(error))
                 continue
             numels = [math.prod(shape) for shape in parameters.values()]
-            yield row_of(choice, method.communicator(choice.communicator), numels, seen) | facts(job.library, load)
+            row = row_of(choice, method.communicator(choice.communicator), numels, seen)
+            yield row | {"emulated": False} | facts(job.library, load)
+    if len(left_out) == len(methods) * len(options.models):
+        raise CannotRun(left_out[0])
 
 
 def _fitting(options: argparse.Namespace, job: Job, say: Callable[[str], None]) -> Iterator[Method]:

@@ -4,11 +4,11 @@ import os
 import platform
 import socket
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from exchanges.errors import CannotRun
 
-__all__ = ["Job", "MpiJob", "TorchJob", "current_job", "started_by"]
+__all__ = ["Job", "current_job", "started_by"]
 
 RING = "4"
 """Open MPI's number of the ring allreduce."""
@@ -43,8 +43,16 @@ class Job(Protocol):
         """Initialise torch.distributed over Gloo, once."""
         ...
 
+    def close(self) -> None:
+        """Leave torch.distributed, where it was joined."""
+        ...
 
-class MpiJob:
+    def abort(self) -> NoReturn:
+        """End all ranks: this one has failed, and the others would wait for it."""
+        ...
+
+
+class _MpiJob:
     """Started by ``mpirun``, or by another launcher of MPI."""
 
     kind = "mpi"
@@ -78,8 +86,15 @@ class MpiJob:
             "gloo", init_method=f"tcp://{address}:{port}", rank=self.rank, world_size=self.size
         )
 
+    def close(self) -> None:
+        _leave_torch()
 
-class TorchJob:
+    def abort(self) -> NoReturn:
+        self._world.Abort(1)
+        raise SystemExit(1)
+
+
+class _TorchJob:
     """Started by ``torchrun`` or ``cluster launch``: ``RANK``, ``WORLD_SIZE`` and ``MASTER_ADDR`` are set."""
 
     kind = "torch"
@@ -108,6 +123,19 @@ class TorchJob:
     def join_torch(self) -> None:
         """It is there already."""
 
+    def close(self) -> None:
+        _leave_torch()
+
+    def abort(self) -> NoReturn:
+        os._exit(1)  # the launcher ends the others
+
+
+def _leave_torch() -> None:
+    from torch import distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
+
 
 def forced_ring(environment: Mapping[str, str]) -> bool:
     """Whether ``mpirun --mca`` has chosen the ring for every allreduce."""
@@ -131,6 +159,6 @@ def current_job() -> Job:
         CannotRun: what is needed for it is not installed.
     """
     try:
-        return TorchJob() if started_by(os.environ) == "torch" else MpiJob()
+        return _TorchJob() if started_by(os.environ) == "torch" else _MpiJob()
     except ImportError as error:
         raise CannotRun(f"{error}; ringprune doctor says what is missing") from error

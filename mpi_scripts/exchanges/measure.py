@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from exchanges import interfaces
+from exchanges import interfaces, processors
 from exchanges.choice import Choice
 from exchanges.exchange import Account
 from exchanges.gradients import Gradients
 from exchanges.job import Job
 from exchanges.methods import Method
+from exchanges.processors import Busy
 
 __all__ = ["Seen", "Step", "measure"]
 
@@ -27,6 +28,7 @@ class Step:
         sent: bytes sent by the method's own account; None where it keeps none.
         values: those of values.
         computing: seconds of it outside of communication; None where nobody can tell.
+        busy: how busy this process and its machine were, from barrier to barrier.
     """
 
     seconds: float
@@ -34,13 +36,15 @@ class Step:
     sent: float | None
     values: float | None
     computing: float | None
+    busy: Busy
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank saw: its host, its timed steps, and the account at the end."""
+    """What one rank saw: its host, its machine, its timed steps, and the account at the end."""
 
     host: str
+    machine: str
     steps: list[Step]
     account: Account
 
@@ -65,23 +69,23 @@ def measure(job: Job, method: Method, choice: Choice, shapes: Mapping[str, tuple
         for number in range(choice.warmup + choice.steps):
             module.draw()
             loss = exchange.prepare()
-            account, transmitted = exchange.account(), interfaces.sent()
+            account, transmitted, busy = exchange.account(), interfaces.sent(), processors.now()
             job.barrier()  # behind the counters: no rank of this host has begun when they are read
             start = time.perf_counter()
             exchange.run(loss)
             seconds = time.perf_counter() - start
             job.barrier()
             if number >= choice.warmup:
-                steps.append(_step(seconds, transmitted, account, exchange.account()))
+                steps.append(_step(seconds, busy, transmitted, account, exchange.account()))
             tick(number + 1, choice.warmup + choice.steps)
-        return job.gather(Seen(interfaces.host(), steps, exchange.account()))
+        return job.gather(Seen(interfaces.host(), processors.machine(), steps, exchange.account()))
     finally:
         exchange.close()
         del exchange, module
         gc.collect()  # wrapper and module hold each other; the next model needs the memory
 
 
-def _step(seconds: float, transmitted: Mapping[str, int], before: Account, after: Account) -> Step:
+def _step(seconds: float, busy: Busy, transmitted: Mapping[str, int], before: Account, after: Account) -> Step:
     now = interfaces.sent()
     return Step(
         seconds,
@@ -89,6 +93,7 @@ def _step(seconds: float, transmitted: Mapping[str, int], before: Account, after
         _difference(before.sent, after.sent),
         _difference(before.values, after.values),
         _difference(before.computing, after.computing),
+        processors.now().since(busy),
     )
 
 

@@ -2,8 +2,9 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from exchanges import baselines, ours, peer
 from exchanges.choice import Choice
@@ -11,7 +12,6 @@ from exchanges.errors import CannotRun
 from exchanges.exchange import Exchange
 from exchanges.gradients import Gradients
 from exchanges.job import Job, forced_ring
-
 from ringprune.comm.choice import OPTIONS
 from ringprune.policies import POLICIES
 
@@ -37,6 +37,8 @@ class Method:
         build: makes the exchange on each rank.
         carrier: the communicator; None: the one that ``--communicator`` names.
         ring: Open MPI is told to allreduce along a ring.
+        policy: name of RingPrune's policy; empty for the others.
+        settings: of the policy, beside those of the command line.
     """
 
     name: str
@@ -44,6 +46,8 @@ class Method:
     build: Build
     carrier: str | None = None
     ring: bool = False
+    policy: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def communicator(self, chosen: str) -> str:
         """What carries it, where ``--communicator`` says ``chosen``."""
@@ -59,17 +63,17 @@ class Method:
         Raises:
             CannotRun: it is not.
         """
-        if not self.name.startswith(OURS):
+        if not (policy := self.policy):
             return
-        policy = self.name.removeprefix(OURS).removesuffix(RING)
         if policy not in POLICIES:
             raise CannotRun(f"{self.name}: this RingPrune has no policy {policy!r}, only {', '.join(POLICIES)}")
         if choice.communicator not in OPTIONS:
             raise CannotRun(f"{self.name}: this RingPrune has no communicator {choice.communicator!r}")
         taken = inspect.signature(POLICIES[policy]).parameters
-        for name in ("values", "dense_values"):
-            if getattr(choice, name) is not None and name not in taken:
-                raise CannotRun(f"{self.name}: policy {policy!r} takes no {name}=; leave --{name} out")
+        asked = [name for name in ("values", "dense_values") if getattr(choice, name) is not None]
+        for name in [*asked, *self.settings]:
+            if name not in taken:
+                raise CannotRun(f"{self.name}: policy {policy!r} of this RingPrune takes no {name}=")
 
     def check_job(self, job: Job, choice: Choice) -> None:
         """Check that it can run in a job that is there.
@@ -101,21 +105,28 @@ def _with_ring(name: str, about: str, build: Build, carrier: str | None = None) 
     ]
 
 
+def _ours(policy: str, about: str, variant: str = "", **settings: Any) -> list[Method]:
+    build = ours.policy(policy, settings)
+    methods = _with_ring(f"{OURS}{policy}{variant}", about, build)
+    return [replace(method, policy=policy, settings=settings) for method in methods]
+
+
 _TABLE = [
     *_with_ring("horovod-fp32", "hvd.DistributedOptimizer as it is", baselines.horovod_fp32, "horovod"),
     *_with_ring("horovod-fp16", "the same with hvd.Compression.fp16", baselines.horovod_fp16, "horovod"),
     Method("gloo-fp32", "torch's DistributedDataParallel over Gloo", baselines.gloo_fp32, "torch"),
     Method("gloo-fp16", "the same with its fp16_compress_hook", baselines.gloo_fp16, "torch"),
-    *_with_ring("ringprune:dense", "ringprune.DistributedOptimizer, everything sent", ours.policy("dense")),
-    *_with_ring("ringprune:iwp", "importance-weighted pruning", ours.policy("iwp")),
-    *_with_ring("ringprune:random_k", "entries drawn with the shared seed", ours.policy("random_k")),
-    *_with_ring("ringprune:dgc", "Deep Gradient Compression", ours.policy("dgc")),
+    *_ours("dense", "ringprune.DistributedOptimizer, everything sent"),
+    *_ours("iwp", "importance-weighted pruning, one index set for all ranks"),
+    *_ours("random_k", "entries drawn with the shared seed, no index is sent"),
+    *_ours("dgc", "Deep Gradient Compression, every rank's own entries gathered"),
+    *_ours("dgc", "the same, summed region by region", "-scattered", index_sets="scattered"),
     Method("peer", "the function that --peer names", peer.build, "mpi"),
 ]
 METHODS = {method.name: method for method in _TABLE}
 """Every method by name."""
 
-DEFAULTS = [name for name, method in METHODS.items() if name != "peer" and not (name.startswith(OURS) and method.ring)]
+DEFAULTS = [name for name, method in METHODS.items() if name != "peer" and not (method.policy and method.ring)]
 """What is compared if nobody says: the ring only where Horovod's blocking allreduce would be another algorithm."""
 
 
@@ -127,7 +138,7 @@ def named(names: Sequence[str]) -> list[Method]:
     """
     known = dict(METHODS)
     for name in POLICIES:
-        for method in _with_ring(OURS + name, f"policy {name!r}", ours.policy(name)):
+        for method in _ours(name, f"policy {name!r}"):
             known.setdefault(method.name, method)
     for name in names:
         if name not in known:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from emulated_cluster import bits_per_second
+from models import PUBLISHED
+
 from exchanges.choice import COMMUNICATORS, FORMATS, Choice
 from exchanges.methods import DEFAULTS, METHODS, Unknown, named
-from models import PUBLISHED
 
 __all__ = ["SECONDS", "choice_of", "parsed"]
 
@@ -19,9 +20,10 @@ SECONDS = 600.0
 SIMULATED_ENTRIES = 1_000_000
 
 DESCRIPTION = """\
-Measures what exchanging the gradients of a model costs, method by method: seconds, and bytes on the wire by the kernel's
-own counters. Gradients have the real shapes of the model, all parameters, and are drawn outside of what is timed; a
-backward pass without computation hands them out one by one, so hooks, buckets and overlap work as in training.
+Measures what exchanging the gradients of a model costs, method by method: seconds, and bytes on the wire by the
+kernel's own counters. Gradients have the real shapes of the model, all parameters, and are drawn outside of what is
+timed; a backward pass without computation hands them out one by one, so that hooks, buckets and overlap work as in
+training.
 
 Started as it is, it makes an emulated cluster on this machine for each number of ranks (Linux, root; one rank per host,
 links of the rates given), runs a job per method on it, and takes it down. Started by mpirun it measures in the job that
@@ -34,14 +36,20 @@ examples:
   bench_exchange.py --simulate-ranks 2,4,8,16,32,64          bytes against ranks; no network, no root
   bench_exchange.py --methods peer --peer mine:exchange      mine.py: def exchange(named_gradients, ranks): ...
   mpirun -np 16 --hostfile hosts python mpi_scripts/bench_exchange.py --models bert_base --rates 10gbit
-  mpirun ... --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm 4 python ... --methods horovod-fp32-ring
+
+Open MPI chooses the algorithm of Horovod's allreduces, and does not always choose the ring; methods that end in -ring
+have it forced. In a job of your own that is for mpirun to do:
+  mpirun --mca coll_tuned_use_dynamic_rules 1 --mca coll_tuned_allreduce_algorithm 4 ... --methods horovod-fp32-ring
 
 An outside exchange (--peer) is called at each step on every rank with the gradients, a mapping from names to tensors,
-and with ranks.rank, ranks.size, ranks.step and ranks.density; it overwrites the gradients with their averages and returns
-nothing. It starts its own communication (mpi4py, Horovod). None is bundled. Only the kernel counts its bytes.
+and with ranks.rank, ranks.size, ranks.step and ranks.density; it overwrites the gradients with their averages and
+returns nothing. It starts its own communication (mpi4py, Horovod). None is bundled. Only the kernel counts its bytes.
 
-Exit status: 0; 1 a method failed; 2 wrong arguments; 3 no emulated cluster can be made here, nothing was measured.
-docs/benchmarks.md says how to read the figures; docs/api.md lists the keys of the rows.
+Bytes: read from /proc/self/net/dev, all interfaces but lo, so anything else that a host sends meanwhile is in them, and
+what passes the kernel by (InfiniBand, shared memory) is not. Where all ranks share a host there is only lo.
+
+Exit status: 0; 1 a method failed; 2 wrong arguments; 3 nothing can be measured here, for example no emulated cluster
+made. docs/benchmarks.md says how to read the figures; docs/api.md lists the keys of the rows.
 """
 
 
@@ -117,6 +125,9 @@ def _parser() -> argparse.ArgumentParser:
     how.add_argument("--warmup", type=_whole, default=2, metavar="N", help="steps before them; 2")
     how.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, gradients and roots; 0")
     how.add_argument("--time-limit", type=float, default=SECONDS, metavar="S", help="seconds for each job; 600")
+    how.add_argument(
+        "--within", type=float, default=math.inf, metavar="S", help="begin no job later than this, and end the last one"
+    )
     results = parser.add_argument_group("results")
     results.add_argument("--json", type=_file, metavar="FILE", help="write the rows for programs; - is standard output")
     results.add_argument("--plot", type=_picture, metavar="FILE", help="draw seconds against rate, bytes against ranks")
@@ -131,7 +142,8 @@ class _ListMethods(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
         width = max(map(len, METHODS))
-        parser.exit(message="".join(f"{name:{width}}  {method.about}\n" for name, method in METHODS.items()))
+        print("\n".join(f"{name:{width}}  {method.about}" for name, method in METHODS.items()))
+        parser.exit()
 
 
 def _check(options: argparse.Namespace, inside: bool) -> None:

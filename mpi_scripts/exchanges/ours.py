@@ -1,17 +1,17 @@
 """RingPrune's exchanges, by the name of the policy."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
+
+import ringprune as rp
 from exchanges.choice import Choice
 from exchanges.exchange import Account, Exchange
 from exchanges.gradients import Gradients
 from exchanges.job import Job
-from torch import Tensor
-
-import ringprune as rp
 from ringprune.comm import Communicator
 from ringprune.policies import POLICIES
 
@@ -35,14 +35,17 @@ class RingPrune:
         )
 
     def prepare(self) -> Tensor:
+        """The forward pass."""
         loss: Tensor = self._module()
         return loss
 
     def run(self, loss: Tensor) -> None:
+        """Backward, in which exchanges start, and the rest of the exchange; no step is made."""
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.synchronize()
 
     def account(self) -> Account:
+        """From the optimizer's stats."""
         stats = self._optimizer.stats()
         return Account(
             sent=stats["bytes_sent"],
@@ -53,13 +56,14 @@ class RingPrune:
         )
 
     def close(self) -> None:
+        """Remove the hooks and close the communicator."""
         self._optimizer.close()
         self._comm.close()
 
 
-def made(name: str, choice: Choice) -> rp.Policy:
+def made(name: str, choice: Choice, settings: Mapping[str, Any]) -> rp.Policy:
     """The policy of that name, with what was chosen for it, past its warm-up from the first step on."""
-    given: dict[str, Any] = {"density": choice.density, "warmup": rp.Warmup(steps=0)}
+    given: dict[str, Any] = {"density": choice.density, "warmup": rp.Warmup(steps=0), **settings}
     given |= {key: value for key in ("values", "dense_values") if (value := getattr(choice, key)) is not None}
     taken = inspect.signature(POLICIES[name]).parameters
     # Dense has no density, and what it is not told of it does not need; a value format it must be told.
@@ -67,8 +71,8 @@ def made(name: str, choice: Choice) -> rp.Policy:
     return POLICIES[name](**{key: value for key, value in given.items() if key in taken or key not in optional})
 
 
-def policy(name: str) -> Callable[[Job, Gradients, Choice], Exchange]:
-    """What builds the exchange of the policy of that name."""
+def policy(name: str, settings: Mapping[str, Any]) -> Callable[[Job, Gradients, Choice], Exchange]:
+    """What builds the exchange of the policy of that name, with settings beside those of the command line."""
 
     def build(job: Job, module: Gradients, choice: Choice) -> Exchange:
         if choice.communicator == "horovod":
@@ -77,6 +81,6 @@ def policy(name: str) -> Callable[[Job, Gradients, Choice], Exchange]:
             hvd.init()
         elif choice.communicator == "torch":
             job.join_torch()
-        return RingPrune(module, made(name, choice), rp.connect(choice.communicator), choice.seed)
+        return RingPrune(module, made(name, choice, settings), rp.connect(choice.communicator), choice.seed)
 
     return build

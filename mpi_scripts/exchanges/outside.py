@@ -2,22 +2,30 @@
 
 import argparse
 import json
+import math
 import os
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from emulated_cluster import Cluster, Job, launch, mpirun
+from emulated_cluster import TIMED_OUT, Cluster, Job, launch, mpirun
+from models import shapes
+
 from exchanges.choice import Choice
 from exchanges.errors import CannotRun
 from exchanges.methods import Method, mca_flags, named
 from exchanges.options import RATES, choice_of
 from exchanges.rows import Row, facts
 from exchanges.simulated import simulated_row, sliced
-from models import shapes
+from ringprune.errors import ConfigurationError
 
-__all__ = ["Failed", "rows", "total"]
+__all__ = ["NOTHING", "NOTHING_MEASURED", "Failed", "rows", "total"]
+
+NOTHING = "bench_exchange: nothing measured"
+NOTHING_MEASURED = 3  # exit status
 
 TAIL = 12  # lines of a failed job that are shown
 
@@ -46,29 +54,35 @@ def rows(options: argparse.Namespace, say: Say, move: Move) -> Iterator[Row]:
     Raises:
         emulated_cluster.CannotHere: this machine cannot hold a cluster.
     """
-    if options.jobs:
-        for ranks in options.ranks:
-            with Cluster.temporary(ranks, "unlimited") as cluster:
-                yield from _on(cluster, ranks, options, say, move)
     yield from _simulated(options, say, move)
+    end = time.monotonic() + options.within
+    for ranks in options.ranks if options.jobs else ():
+        with Cluster.temporary(ranks, "unlimited") as cluster:
+            yield from _on(cluster, ranks, options, end, say, move)
 
 
-def _on(cluster: Cluster, ranks: int, options: argparse.Namespace, say: Say, move: Move) -> Iterator[Row]:
+def _on(cluster: Cluster, ranks: int, options: argparse.Namespace, end: float, say: Say, move: Move) -> Iterator[Row]:
     for rate in options.rates or RATES:
         cluster.rate(rate)
         for model in options.models:
             for method in named(options.methods):
                 move(f"{model} {method.name}, {ranks} ranks, {rate}")
                 choice = choice_of(options, model, method.name, rate)
+                left = end - time.monotonic()
                 try:
                     method.check(choice)
-                    yield from _measured(cluster, ranks, method, choice, options.time_limit, say)
+                    if left <= 0:
+                        raise CannotRun(f"{method.name}: the time of --within {options.within:g} is over")
+                    limit = min(left, options.time_limit)
+                    yield from _measured(cluster, ranks, method, choice, limit, last=limit < options.time_limit)
                 except (CannotRun, Failed) as error:
                     say(f"{'failed' if isinstance(error, Failed) else 'skipped'}: {error}")
 
 
-def _measured(cluster: Cluster, ranks: int, method: Method, choice: Choice, time_limit: float, say: Say) -> list[Row]:
-    """The row of one job, which is this program again, as ranks."""
+def _measured(
+    cluster: Cluster, ranks: int, method: Method, choice: Choice, time_limit: float, *, last: bool
+) -> list[Row]:
+    """The row of one job, which is this program again, as ranks; ``last``: its limit is that of ``--within``."""
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="ringprune-bench-") as folder:
         written = Path(folder) / "rows.json"
@@ -78,10 +92,14 @@ def _measured(cluster: Cluster, ranks: int, method: Method, choice: Choice, time
         else:
             flags = mca_flags(method.ring)
             job = mpirun(cluster, ranks, command, flags=flags, timeout=time_limit, output="capture")
+        if job.returncode == NOTHING_MEASURED and (why := re.search(rf"{NOTHING}: (.*)", job.output)):
+            raise CannotRun(f"{method.name}: {why[1].strip()}")
+        if job.returncode == TIMED_OUT and last:
+            raise CannotRun(f"{method.name}: not done when the time of --within was over")
         if job.returncode or not written.exists():
             raise Failed(_failure(method, job))
         found: list[Row] = json.loads(written.read_text())
-    return [row | {"load_before": load} for row in found]
+    return [row | {"load_before": load, "emulated": True} for row in found]
 
 
 def _arguments(choice: Choice) -> list[str]:
@@ -112,13 +130,8 @@ def _simulated(options: argparse.Namespace, say: Say, move: Move) -> Iterator[Ro
                 load = os.getloadavg()[0]
                 try:
                     row = simulated_row(method, choice, ranks, part)
-                except CannotRun as error:
+                except (CannotRun, ConfigurationError) as error:
                     say(f"skipped: {error}")
                     break
-                yield row | {"sliced_from": _entries(whole) if part != whole else None} | facts(None, load)
-
-
-def _entries(of: "dict[str, tuple[int, ...]]") -> int:
-    import math
-
-    return sum(map(math.prod, of.values()))
+                entries = sum(map(math.prod, whole.values())) if part != whole else None
+                yield row | {"sliced_from": entries, "emulated": False} | facts(None, load)

@@ -6,12 +6,13 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from exchanges.choice import Choice
 from exchanges.errors import CannotRun
 from exchanges.exchange import Account, Exchange
 from exchanges.gradients import Gradients
 from exchanges.job import Job
-from torch import Tensor
 
 __all__ = ["Ranks", "build"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import emulated_cluster
 import torch
+
 from exchanges.choice import Choice
 from exchanges.exchange import allreduce_bytes
 from exchanges.interfaces import LOOPBACK
 from exchanges.measure import Seen, Step
-
-import ringprune
+from exchanges.processors import Busy
 from ringprune.bench import machine
 
 __all__ = ["AS_IT_IS", "KEYS", "Row", "bits_per_second", "facts", "floor_seconds", "row_of"]
@@ -83,6 +83,7 @@ def row_of(choice: Choice, communicator: str, numels: Sequence[int], seen: Seque
         "warmup": choice.warmup,
         "seconds_each": times,
         "spread": (max(times) - min(times)) / median(times),
+        "foreign_cores": _foreign(seen),
         "hosts": len({one.host for one in seen}),
         "interfaces": interfaces,
         "entries": sum(numels),
@@ -140,6 +141,25 @@ def _transmitted(seen: Sequence[Seen]) -> tuple[float | None, list[str]]:
             by_host[one.host] = max(by_host[one.host], here)
         totals.append(sum(by_host.values()) / len(seen))
     return median(totals), sorted(counted)
+
+
+def _foreign(seen: Sequence[Seen]) -> float | None:
+    """Cores that others kept busy meanwhile, on the machine where it was worst; median over the steps."""
+    worst = []
+    for steps in zip(*(one.steps for one in seen), strict=True):
+        ours: dict[str, list[Busy]] = {}
+        for one, step in zip(seen, steps, strict=True):
+            ours.setdefault(one.machine, []).append(step.busy)
+        if any(busy.machine is None for ranks in ours.values() for busy in ranks):
+            return None
+        worst.append(max(map(_others, ours.values())))
+    return median(worst)
+
+
+def _others(ranks: Sequence[Busy]) -> float:
+    """Cores of a machine that were busy with something else than these ranks."""
+    machine = fmean(busy.machine or 0.0 for busy in ranks)
+    return max(0.0, machine - sum(busy.own for busy in ranks)) / fmean(busy.wall for busy in ranks)
 
 
 def _ratio(dense: float, used: float | None) -> float | None:

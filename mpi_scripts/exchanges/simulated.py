@@ -5,20 +5,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
+
+import ringprune as rp
 from exchanges.choice import Choice
 from exchanges.errors import CannotRun
 from exchanges.exchange import Account, allreduce_bytes
 from exchanges.gradients import Gradients
 from exchanges.measure import Seen, Step
-from exchanges.methods import OURS, Method
+from exchanges.methods import Method
 from exchanges.ours import RingPrune, made
+from exchanges.processors import Busy
 from exchanges.rows import Row, row_of
-
-import ringprune as rp
+from ringprune.comm import Communicator
 
 __all__ = ["RATE", "simulated_row", "sliced"]
 
 RATE = "simulated"
+NOBODY = Busy(1.0, 0.0, None)
 SMALLEST_MATRIX = 2048
 """Tensors below it travel dense: a slice keeps a tensor on its side of it."""
 
@@ -44,25 +47,31 @@ def simulated_row(method: Method, choice: Choice, ranks: int, shapes: Mapping[st
         CannotRun: the method is neither RingPrune's nor a dense allreduce.
     """
     numels = [math.prod(shape) for shape in shapes.values()]
-    if method.name.startswith(OURS):
+    if method.policy:
         method.check(replace(choice, communicator="mpi"))
         seen = _simulate(method, choice, ranks, shapes)
     elif method.name.startswith(("horovod", "gloo")):
         sent = allreduce_bytes(sum(numels), 2 if "fp16" in method.name else 4, ranks)
-        seen = [Seen(RATE, [Step(math.nan, {}, sent, sent, None)], Account(sent, sent))] * ranks
+        seen = [Seen(RATE, RATE, [Step(math.nan, {}, sent, sent, None, NOBODY)], Account(sent, sent))] * ranks
     else:
         raise CannotRun(f"{method.name}: cannot be simulated")
     row = row_of(replace(choice, rate="unlimited"), RATE, numels, seen)
-    return row | {"rate": RATE, "seconds": None, "seconds_each": [], "spread": None, "compute_seconds": None}
+    return row | {
+        "rate": RATE,
+        "seconds": None,
+        "seconds_each": [],
+        "spread": None,
+        "compute_seconds": None,
+        "foreign_cores": None,
+    }
 
 
 def _simulate(method: Method, choice: Choice, ranks: int, shapes: Mapping[str, tuple[int, ...]]) -> list[Seen]:
-    name = method.name.removeprefix(OURS).removesuffix("-ring")
     torch.set_num_threads(1)  # the ranks are threads themselves
 
-    def rank(comm: rp.comm.SimulatedCommunicator) -> Seen:
+    def rank(comm: Communicator) -> Seen:
         module = Gradients(shapes, choice.seed, comm.rank)
-        exchange = RingPrune(module, made(name, choice), comm, choice.seed)
+        exchange = RingPrune(module, made(method.policy, choice, method.settings), comm, choice.seed)
         accounts = [exchange.account()]
         for _ in range(choice.warmup + choice.steps):
             module.draw()
@@ -70,11 +79,11 @@ def _simulate(method: Method, choice: Choice, ranks: int, shapes: Mapping[str, t
             accounts.append(exchange.account())
         exchange.close()
         steps = [_step(*pair) for pair in zip(accounts[choice.warmup :], accounts[choice.warmup + 1 :], strict=False)]
-        return Seen(RATE, steps, accounts[-1])
+        return Seen(RATE, RATE, steps, accounts[-1])
 
     return rp.simulate(ranks, rank, timeout=600)
 
 
 def _step(before: Account, after: Account) -> Step:
     assert None not in (before.sent, before.values, after.sent, after.values)
-    return Step(math.nan, {}, after.sent - before.sent, after.values - before.values, None)  # type: ignore[operator]
+    return Step(math.nan, {}, after.sent - before.sent, after.values - before.values, None, NOBODY)  # type: ignore[operator]

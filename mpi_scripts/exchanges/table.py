@@ -25,6 +25,7 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("rate", lambda row: str(row["rate"])),
     ("seconds", _number("seconds", ".3f")),
     ("spread", _number("spread", ".0%")),
+    ("foreign", _number("foreign_cores", ".1f")),
     ("floor", _number("seconds_floor", ".3f")),
     ("compute", _number("compute_seconds", ".3f")),
     ("nic MB", _number("nic_bytes_per_rank", ",.2f", 1e-6)),
@@ -37,6 +38,8 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 LEGEND = """\
 seconds    median over the steps of the slowest rank's: selection, packing and communication of all gradients, while
            the backward pass hands them out; spread: (largest - smallest) / median
+foreign    cores that other processes kept busy meanwhile (other virtual machines too): above a few tenths believe the
+           bytes, not the seconds
 floor      what a link of this rate needs for the counted bytes with their packets' headers, and for nothing else
 compute    the part outside of communication, by RingPrune's own stages, mean over ranks; others do not tell
 nic MB     sent per rank and step, by the kernel's counters of the interfaces named below
@@ -75,12 +78,13 @@ def footer(rows: Sequence[Row]) -> list[str]:
     lines = []
     if jobs:
         loads = [row["load_before"] for row in jobs]
-        ranks, cores = max(row["ranks"] // row["hosts"] * row["hosts"] for row in jobs), jobs[0]["cores"]
+        cores = jobs[0]["cores"]
+        ranks = max((row["ranks"] for row in jobs if row["emulated"] or row["hosts"] == 1), default=0)
         lines.append(f"load average before the jobs: {min(loads):.1f} to {max(loads):.1f}, on {cores} cores")
         if ranks > cores:
             lines.append(
-                f"{ranks} ranks share {cores} cores, if this is one machine: seconds and compute are inflated, by "
-                f"{ranks / cores:.0f} times and more where all ranks compute at once"
+                f"{ranks} ranks share the {cores} cores of this machine: seconds and compute are inflated, by "
+                f"{ranks / cores:g} times and more where all ranks compute at once or spin while they wait"
             )
         lines.append(
             f"interfaces read: {', '.join(sorted({name for row in jobs for name in row['interfaces']})) or NONE}"
