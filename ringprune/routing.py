@@ -48,7 +48,6 @@ Routing = AllDense | LargeMatrices
 def sent_whole(density: float) -> bool:
     """Whether packed tensors are sent whole at this density, without indices.
 
-    An entry sent dense costs ``2 (P-1)/P * 4`` bytes; sent packed it costs that and ``(P-1)/P * 4`` bytes of index. So
-    packing saves bytes only below a density of 2/3, whatever the number of ranks.
+    From a density of 2/3 on selection saves at most a third of the bytes, and costs every rank time.
     """
     return density >= 2 / 3
