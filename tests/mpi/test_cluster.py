@@ -294,7 +294,7 @@ def test_bytes_sent_are_bytes_on_the_interface(cluster: Cluster, kind: str) -> N
     """
     if kind == "horovod":
         pytest.importorskip("horovod")
-    job = run(cluster, "tests.mpi.jobs.accounting", kind, "3000", "24", timeout=150, HOROVOD_CYCLE_TIME="20")
+    job = run(cluster, "tests.mpi.jobs.accounting", kind, "3000", "24", timeout=240, HOROVOD_CYCLE_TIME="20")
     found = re.search(r"counted=(\d+) interface=(\d+)", job.output)
     assert found, job.output
     counted, on_interface = int(found[1]), int(found[2])
