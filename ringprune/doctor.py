@@ -120,7 +120,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "doctor",
         help="what is built and found, and how to mend what is missing",
         description="Tells what is built and found: torch, Horovod, MPI, the native library. It starts no ranks.",
-        epilog="The exit status is 0 when training can start (torch; Horovod, MPI or torch.distributed), 1 otherwise.",
+        epilog="The exit status is 0 when training can start (torch, and Horovod, MPI or torch.distributed), "
+        "1 otherwise.",
     )
     parser.add_argument("--json", metavar="FILE", help="write the findings to FILE for programs; - is standard output")
     parser.set_defaults(run=_run)
