@@ -16,7 +16,10 @@ def compiled(function: F) -> F:
 
     Accesses are not checked: what such a function reads may have come from another rank, so it has to check by itself.
     """
-    return cast(F, njit(cache=True, nogil=True)(function))
+    try:
+        return cast(F, njit(cache=True, nogil=True)(function))
+    except RuntimeError:  # neither the package's folder nor the user's can be written: compiled anew by each process
+        return cast(F, njit(nogil=True)(function))
 
 
 def _trailing_zeros(typing_context: Any, word: Any) -> Any:
