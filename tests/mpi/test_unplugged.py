@@ -1,4 +1,4 @@
-"""A cable is pulled on the emulated cluster: training goes on once it is back; if not, every rank says what it waited for."""
+"""A cable is pulled on the emulated cluster: training goes on once it is back, or says what it waited for."""
 
 import re
 import sys
