@@ -57,6 +57,8 @@ def rows(options: argparse.Namespace, say: Say, move: Move) -> Iterator[Row]:
     yield from _simulated(options, say, move)
     end = time.monotonic() + options.within
     for ranks in options.ranks if options.jobs else ():
+        if time.monotonic() > end:
+            return
         with Cluster.temporary(ranks, "unlimited") as cluster:
             yield from _on(cluster, ranks, options, end, say, move)
 
@@ -69,10 +71,11 @@ def _on(cluster: Cluster, ranks: int, options: argparse.Namespace, end: float, s
                 move(f"{model} {method.name}, {ranks} ranks, {rate}")
                 choice = choice_of(options, model, method.name, rate)
                 left = end - time.monotonic()
+                if left <= 0:
+                    say(f"skipped: this and the rest, the time of --within {options.within:g} is over")
+                    return
                 try:
                     method.check(choice)
-                    if left <= 0:
-                        raise CannotRun(f"{method.name}: the time of --within {options.within:g} is over")
                     limit = min(left, options.time_limit)
                     yield from _measured(cluster, ranks, method, choice, limit, last=limit < options.time_limit)
                 except (CannotRun, Failed) as error:

@@ -1,6 +1,9 @@
 """The command line of bench_exchange.py: what is wrong is said in one line that helps; what is missing is left out."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import bench_exchange
 import pytest
@@ -141,3 +144,12 @@ def test_where_no_method_can_run_nothing_is_written(tmp_path: Path, capsys: pyte
     assert "skipped: peer: cannot be simulated" in said
     assert "bench_exchange: nothing measured: none of the methods can run here" in said
     assert not rows.exists()
+
+
+def test_no_job_begins_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outside, "Cluster", SimpleNamespace(temporary=lambda *_: nullcontext(MagicMock())))
+    monkeypatch.setattr(outside.time, "monotonic", iter([0.0, 1.0, 30.0]).__next__)
+    said: list[str] = []
+    given = options.parsed(["--within", "20", "--methods", "gloo-fp32,gloo-fp16"], inside=False)
+    assert list(outside.rows(given, said.append, lambda what: None)) == []
+    assert said == ["skipped: this and the rest, the time of --within 20 is over"]
