@@ -14,7 +14,8 @@ from torch import Tensor
 from ringprune.errors import CommunicatorError
 from ringprune.ops import MAX_POSITIONS, PAD
 from ringprune.validation import one_of
-from ringprune.wire.bits import fill_bitmap, fill_elias_fano, read_bitmap, read_elias_fano
+from ringprune.wire.bitmap import fill_bitmap, read_bitmap
+from ringprune.wire.elias_fano import fill_elias_fano, read_elias_fano
 from ringprune.wire.message import FRAME_BYTES, WIRE_VERSION, new_message, open_message, seal
 
 __all__ = ["INDEX_FORMATS", "MAX_POSITIONS", "IndexCode", "index_code"]

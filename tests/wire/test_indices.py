@@ -1,5 +1,7 @@
 """Index sets come back as they were, in the bytes announced; anything else is refused, and read within its bounds."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -9,8 +11,9 @@ from torch import Tensor
 
 from ringprune.errors import CommunicatorError, ConfigurationError
 from ringprune.ops import PAD
-from ringprune.wire import INDEX_FORMATS, index_code
-from ringprune.wire.bits import read_bitmap, read_elias_fano
+from ringprune.wire import INDEX_FORMATS, elias_fano, index_code
+from ringprune.wire.bitmap import read_bitmap
+from ringprune.wire.elias_fano import read_elias_fano
 from ringprune.wire.indices import _CODES
 from ringprune.wire.message import FRAME_BYTES, seal
 
@@ -42,6 +45,50 @@ def test_positions_come_back(coding: str, proposal: tuple[Tensor, int, int]) -> 
     decoded = code.decode(message, name="m")
     assert decoded.dtype == torch.int32
     assert decoded.tolist() == [p for p in positions.tolist() if p != PAD]
+
+
+@pytest.fixture
+def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(elias_fano, "PARALLEL", 200)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("numel", [600, 5000, 10**6])
+@pytest.mark.parametrize("count", [200, 333, 500])
+def test_two_threads_make_the_same_message(numel: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    positions = torch.randperm(numel)[:count].sort().values.int()
+    code = index_code(count, numel, "elias-fano")
+    message = code.encode(positions)
+    assert torch.equal(code.decode(message, name="m"), positions)
+    monkeypatch.setattr(elias_fano, "PARALLEL", 10**9)
+    assert torch.equal(code.encode(positions), message)
+    assert torch.equal(code.decode(message, name="m"), positions)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("seed", range(200))
+def test_fuzz_two_threads_find_what_one_finds(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some bits of a good code are flipped: the same verdict, and nothing is written beyond the positions."""
+    generator = np.random.default_rng(seed)
+    count, numel = 300, 4000
+    code = index_code(count, numel, "elias-fano")
+    good = np.sort(generator.permutation(numel)[:count]).astype(np.int32)
+    words = code.encode(torch.from_numpy(good)).numpy()[FRAME_BYTES + 8 :].view(np.uint64).copy()
+    for place in generator.integers(0, words.size, seed % 4):
+        words[place] ^= np.uint64(1) << np.uint64(generator.integers(0, 64))
+    verdicts = []
+    for threshold in (200, 10**9):
+        monkeypatch.setattr(elias_fano, "PARALLEL", threshold)
+        guarded = np.full(count + 2, 77, np.int32)
+        first, second = words[: code._first_words], words[code._first_words :]
+        verdicts.append(read_elias_fano(first, second, code.width, numel, guarded[1:-1]))
+        assert guarded[0] == guarded[-1] == 77
+        assert not verdicts[-1] or seed % 4 or np.array_equal(guarded[1:-1], good)
+    assert verdicts[0] == verdicts[1] and (verdicts[0] or seed % 4)
 
 
 @given(st.integers(0, 3000), st.integers(1, 10**6))

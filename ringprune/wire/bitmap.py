@@ -1,0 +1,47 @@
+"""Loops over the words of bit maps, compiled by numba, on host memory.
+
+They read and write only inside the arrays given, whatever these hold: what comes from another rank may be anything.
+"""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ringprune.compiled import compiled, trailing_zeros
+
+__all__ = ["fill_bitmap", "read_bitmap"]
+
+# numba finds types out by itself; the dtypes of arrays stand in the docstrings.
+Array: TypeAlias = Any
+Number: TypeAlias = Any
+Flag: TypeAlias = Any
+
+
+@compiled
+def fill_bitmap(positions: Array, words: Array) -> None:
+    """Set the bits at ``positions`` (int32, ascending, below 64 * len(words)) of ``words`` (uint64, zeros)."""
+    current, word = 0, np.uint64(0)
+    for position in positions:
+        place = position >> 6
+        if place != current:
+            words[current] = word
+            current, word = place, np.uint64(0)
+        word |= np.uint64(1) << np.uint64(position & 63)
+    if positions.size:
+        words[current] = word
+
+
+@compiled
+def read_bitmap(words: Array, numel: Number, positions: Array) -> Flag:
+    """Write the numbers of the bits set into ``positions`` (int32); False unless they are as many, below ``numel``."""
+    count = 0
+    for place in range(words.size):
+        word = words[place]
+        while word != np.uint64(0):
+            position = (place << 6) + np.int64(trailing_zeros(word))
+            if count == positions.size or position >= numel:
+                return False
+            positions[count] = position
+            count += 1
+            word &= word - np.uint64(1)
+    return np.bool_(count == positions.size)
