@@ -12,10 +12,10 @@ from ringprune.reduction.ring import RingReduction
 
 __all__ = ["RingChoice", "choose_ring"]
 
-SIZES = (1 << 16, 1 << 19, 1 << 22)
+SIZES = (1 << 16, 1 << 20, 1 << 24)
 """Bytes that are summed, one size after the other while there is time."""
 
-SECONDS = 1.0
+SECONDS = 2.0
 """What measuring may take, about: a size that would take longer is not tried."""
 
 RUNS = 3
