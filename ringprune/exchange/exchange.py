@@ -22,9 +22,6 @@ from ringprune.residual import Correction
 
 __all__ = ["Exchange"]
 
-WORTH_MEASURING = 1 << 16
-"""Bytes of the longest sum from which it is measured who makes it faster."""
-
 
 class Exchange:
     """Exchanges gradients, or whatever is accumulated, under one policy.
@@ -84,10 +81,9 @@ class Exchange:
         setting = self._setting
         if setting.policy.reduction != "auto":
             return RingChoice(0, "asked for") if setting.policy.reduction == "ring" else RingChoice.never()
-        if max((self._longest(bucket) for bucket in self._plan.buckets), default=0) < WORTH_MEASURING:
-            return RingChoice.never()
+        longest = max((self._longest(bucket) for bucket in self._plan.buckets), default=0.0)
         with setting.metrics.sending("headers"):
-            return choose_ring(setting.comm)
+            return choose_ring(setting.comm, longest)
 
     def _longest(self, bucket: Bucket) -> float:
         """Bytes of a bucket's float32 sum after warm-up."""

@@ -61,11 +61,15 @@ class _Timing:
         return f"{_in_units(self.nbytes)}: ring {self.ring * 1e3:.3g} ms, library {self.library * 1e3:.3g} ms"
 
 
-def choose_ring(comm: Communicator) -> RingChoice:
+def choose_ring(comm: Communicator, longest: float) -> RingChoice:
     """Measure both where there is a choice; all ranks call this together and get the same answer.
 
     Takes about ``SECONDS`` at most, and on links so slow that 64 KB take longer, four sums of 64 KB by each. The bytes
-    sent stand in ``comm.traffic`` like all others.
+    sent stand in ``comm.traffic`` like all others: up to six sums of ``longest`` bytes.
+
+    Args:
+        comm: the communicator.
+        longest: bytes of the longest sum that will be made; longer ones than 16 MiB are not tried.
     """
     if comm.size == 1:
         return RingChoice(math.inf, "one rank: nothing is sent")
@@ -73,15 +77,18 @@ def choose_ring(comm: Communicator) -> RingChoice:
         return RingChoice(math.inf, "simulated ranks: nothing is sent, so there is nothing to measure")
     if "shift" not in comm.abilities:
         return RingChoice(math.inf, f"the {comm.kind} communicator cannot shift: its allreduce is used")
-    return _decide(_measure(comm))
+    if longest < SIZES[0]:
+        return RingChoice(math.inf, f"the library's allreduce is used: no sum takes {_in_units(SIZES[0])}")
+    most = min(int(longest), SIZES[-1])
+    return _decide(_measure(comm, [*(nbytes for nbytes in SIZES if nbytes < most), most]))
 
 
-def _measure(comm: Communicator) -> list[_Timing]:
+def _measure(comm: Communicator, sizes: list[int]) -> list[_Timing]:
     """Both, at one size after the other; the times are the ranks' means, so that all ranks go on or stop alike."""
-    _time_both(comm, SIZES[0], runs=1)  # connections are made, memory is touched
-    timings = [_time_both(comm, SIZES[0], RUNS)]
+    _time_both(comm, sizes[0], runs=1)  # connections are made, memory is touched
+    timings = [_time_both(comm, sizes[0], RUNS)]
     left = SECONDS - RUNS * (timings[0].ring + timings[0].library)
-    for nbytes in SIZES[1:]:
+    for nbytes in sizes[1:]:
         expected = (timings[-1].ring + timings[-1].library) * nbytes / timings[-1].nbytes
         runs = min(RUNS, int(left / expected))
         if runs < 1:

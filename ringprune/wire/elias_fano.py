@@ -1,7 +1,7 @@
 """Elias-Fano codes of ascending positions, on host memory: loops compiled by numba, two threads where it is worth it.
 
-The ``width`` low bits of each position stand one after another in ``lows``; bit ``(position >> width) + i`` of ``highs``
-is set for the i-th position. Both are uint64.
+The ``width`` low bits of each position stand one after another in ``lows``; bit ``(position >> width) + i`` of
+``highs`` is set for the i-th position. Both are uint64.
 
 Loops read and write only inside the arrays given, whatever these hold: what comes from another rank may be anything.
 """

@@ -138,7 +138,7 @@ def sparse_sums_under_way_together_do_not_cross(comm: Communicator) -> None:
 
 @check
 def the_choice_is_the_same_everywhere(comm: Communicator) -> None:
-    choice = choose_ring(comm)
+    choice = choose_ring(comm, 1 << 20)
     assert_same_bytes_everywhere(comm, torch.tensor([choice.from_bytes]))
     assert len(choice.reason.splitlines()) == 1
 

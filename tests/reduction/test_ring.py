@@ -102,9 +102,9 @@ def test_one_rank_simulated_ranks_and_horovod_keep_to_the_library() -> None:
     class NoShift:
         kind, size, abilities = "horovod", 2, frozenset({"allreduce"})
 
-    assert "one rank" in simulate(1, choose_ring)[0].reason
-    assert "simulated" in simulate(2, choose_ring)[0].reason
-    choice = choose_ring(NoShift())  # type: ignore[arg-type]
+    assert "one rank" in simulate(1, lambda comm: choose_ring(comm, 1e9))[0].reason
+    assert "simulated" in simulate(2, lambda comm: choose_ring(comm, 1e9))[0].reason
+    choice = choose_ring(NoShift(), 1e9)  # type: ignore[arg-type]
     assert "cannot shift" in choice.reason and not choice.takes(1 << 40)
 
 
