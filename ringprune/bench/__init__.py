@@ -2,7 +2,7 @@
 
 import argparse
 
-from ringprune.bench import select
+from ringprune.bench import select, wire
 
 __all__ = ["add_command"]
 
@@ -16,3 +16,4 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     benchmarks = parser.add_subparsers(dest="benchmark", metavar="benchmark", title="benchmarks", required=True)
     select.add_command(benchmarks)
+    wire.add_command(benchmarks)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["bar", "show"]
+__all__ = ["bar", "print_table", "show"]
 
 Row = dict[str, Any]
 
@@ -40,15 +40,20 @@ kept      times of fused that count, of all: the process waited for a CPU for le
 
 def show(rows: Sequence[Row]) -> None:
     """Print the rows, what their columns mean, and what only some rows have."""
-    headings, lines = [heading for heading, _ in COLUMNS], [[cell(row) for _, cell in COLUMNS] for row in rows]
-    if not (sys.stdout.isatty() and _show_richly(headings, lines)):
-        print(_plain(headings, lines))
+    print_table(COLUMNS, rows)
     memory = [row["triad_gb_per_s"] for row in rows]
     notes = [f"memory: {min(memory):.1f} to {max(memory):.1f} GB/s (a triad, in turns with the rest)"] if memory else []
     if disturbed := sum(row["disturbed"] for row in rows):
         notes.insert(0, f"* {disturbed} of {len(rows)} rows were disturbed by other jobs: figures not to be used\n")
     notes += [note for row in rows for note in _notes(row)]
     print("\n".join(["", LEGEND, "", *notes]))
+
+
+def print_table(columns: Sequence[tuple[str, Callable[[Row], str]]], rows: Sequence[Row]) -> None:
+    """Print rows in columns of a heading and what stands below it."""
+    headings, lines = [heading for heading, _ in columns], [[cell(row) for _, cell in columns] for row in rows]
+    if not (sys.stdout.isatty() and _show_richly(headings, lines)):
+        print(_plain(headings, lines))
 
 
 def _show_richly(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> bool:
