@@ -6,7 +6,7 @@ The one file that imports torch.distributed.
 import atexit
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -60,7 +60,7 @@ class TorchCommunicator(CheckedCommunicator):
     """
 
     kind = "torch"
-    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall", "shift"})
+    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall", "shift", "divide"})
 
     def __init__(self, process_group: Any = None, timeout: float | None = None) -> None:
         original = _checked_group(process_group)
@@ -72,7 +72,7 @@ class TorchCommunicator(CheckedCommunicator):
                 "it has to be gloo (CPU) or nccl (GPUs)"
             )
         self._own = original is dist.group.WORLD
-        self._group: Any = _dedicated(original, timeout) if self._own else original
+        self._group: Any = _new_group(original, timeout) if self._own else original
         super().__init__(dist.get_rank(self._group), dist.get_world_size(self._group))
         self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (RuntimeError, ValueError))
         self._messages = _Messages()
@@ -149,6 +149,23 @@ class TorchCommunicator(CheckedCommunicator):
         if call.op == "allreduce" and call.dtype not in SUMMED:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUMMED)
             raise ConfigurationError(f"{call}: torch.distributed cannot sum this dtype; convert it to one of {known}")
+
+    @staticmethod
+    def leaves_out(process_group: Any) -> bool:
+        """Whether this rank is outside: torch.distributed then has no group for it."""
+        return process_group == dist.GroupMember.NON_GROUP_MEMBER or (
+            isinstance(process_group, dist.ProcessGroup) and dist.get_rank(process_group) < 0
+        )
+
+    def _make_parts(self, parts: Sequence[Sequence[int]]) -> "TorchCommunicator | None":
+        own = next((part for part in parts if self.rank in part), None)
+        if own is None:
+            return None
+        world = dist.get_process_group_ranks(self._group)
+        group = _new_group(self._group, self._waiter.timeout, [world[rank] for rank in own])
+        part = TorchCommunicator(group, self._waiter.timeout)
+        part._own = True
+        return part
 
     def _release(self) -> None:
         self._leave()
@@ -243,12 +260,18 @@ def _checked_group(process_group: Any) -> Any:
     return process_group
 
 
-def _dedicated(world: Any, timeout: float | None) -> Any:
-    """A new group of all ranks, with the back ends of ``world``."""
+def _new_group(like: Any, timeout: float | None, ranks: list[int] | None = None) -> Any:
+    """A new group with the back ends of ``like``: of all ranks, or made by just those given, in ranks of the world."""
     # The back end's own clock runs from the start of a collective, ours from when somebody waits for it: its limit is
     # kept out of the way of shorter ones.
     limit = USUAL_LIMIT if timeout is None else max(USUAL_LIMIT, timedelta(seconds=2 * timeout))
-    return dist.new_group(timeout=limit, backend=dist.get_backend_config(world), group_desc="ringprune")
+    return dist.new_group(
+        ranks,
+        timeout=limit,
+        backend=dist.get_backend_config(like),
+        use_local_synchronization=ranks is not None,
+        group_desc="ringprune",
+    )
 
 
 def _moved(tensor: Tensor) -> Tensor:

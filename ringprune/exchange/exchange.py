@@ -1,15 +1,17 @@
 """Runs the lanes of all buckets in one order on every rank, and makes a step of all or of none."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ringprune import ops
-from ringprune.comm.communicator import Communicator
+from ringprune.comm.communicator import Communicator, Nodes
 from ringprune.exchange.dense import DenseLane
 from ringprune.exchange.kept import KeptLane, RoundedLane
 from ringprune.exchange.lane import Lane, Setting
+from ringprune.exchange.node import NodeLane
 from ringprune.exchange.own import OwnLane
 from ringprune.exchange.packed import PackedLane
 from ringprune.exchange.start_check import check_start
@@ -38,6 +40,7 @@ class Exchange:
         mean: average or sum.
         velocity: accumulate a velocity (momentum correction).
         spare: keep what :meth:`abandon` needs; False for callers who only start steps that will be made.
+        nodes: ``comm`` divided by node, where the exchange is one between nodes; None where it is one between ranks.
 
     Attributes:
         step: exchanges made; the counter behind roots, exploration and warm-up.
@@ -55,11 +58,13 @@ class Exchange:
         mean: Mean,
         velocity: bool,
         spare: bool,
+        nodes: Nodes | None = None,
     ) -> None:
         self.step = 0
         self._plan, self._checked = plan, False
         self._setting = Setting(policy, comm, metrics, weights, seed, mean, velocity, spare)
-        self._lanes = [_lane(bucket, self._setting) for bucket in plan.buckets]
+        self._keeps = [issubclass(_kind(bucket, policy), KeptLane) for bucket in plan.buckets]
+        self._lanes = [_lane(bucket, self._setting, nodes) for bucket in plan.buckets]
 
     def begin(self) -> None:
         """Open a step; the first one also checks that all ranks start from the same weights and step.
@@ -107,6 +112,8 @@ class Exchange:
         """
         for lane in self._lanes:
             lane.finish([outputs[i] for i in lane.bucket.members])
+        for lane in self._lanes:
+            lane.settle()
         self.step += 1
         self._setting.metrics.exchanged()
 
@@ -125,18 +132,20 @@ class Exchange:
             outputs: one contiguous tensor per parameter; those of buckets with a residual are overwritten with the
                 average.
         """
-        for lane in self._lanes:
-            lane.flush([outputs[i] for i in lane.bucket.members])
+        for lane, keeps in zip(self._lanes, self._keeps, strict=True):
+            if keeps:
+                lane.flush([outputs[i] for i in lane.bucket.members])
 
     def keeps(self) -> list[bool]:
         """For each parameter, whether something of it may be kept back."""
-        keeping = {i for lane in self._lanes if isinstance(lane, KeptLane) for i in lane.bucket.members}
+        buckets = zip(self._plan.buckets, self._keeps, strict=True)
+        keeping = {i for bucket, keeps in buckets if keeps for i in bucket.members}
         return [i in keeping for i in range(len(self._plan.params))]
 
     def tally(self) -> dict[str, int]:
         """How selection went on this rank: see :class:`ringprune.ops.Hints`."""
         total = dict.fromkeys(ops.TALLY, 0)
-        for lane in self._lanes:
+        for lane in map(_exchanging, self._lanes):
             if isinstance(lane, PackedLane):
                 total = {name: total[name] + count for name, count in lane.residual.hints.counts().items()}
         return total
@@ -148,7 +157,7 @@ class Exchange:
         """
         metrics, params = self._setting.metrics, self._plan.params
         shares: dict[str, dict[Content, float]] = {spec.name: dict.fromkeys(CONTENTS, 0.0) for spec in params}
-        for lane in self._lanes:
+        for lane in map(_exchanging, self._lanes):
             sent = lane.sent.tolist() if isinstance(lane, KeptLane) else lane.bucket.numels
             for member, part in zip(lane.bucket.members, sent, strict=True):
                 for content, total in metrics.of_bucket(lane.bucket.index).items():
@@ -172,9 +181,21 @@ class Exchange:
         self._checked = False
 
 
-def _lane(bucket: Bucket, setting: Setting) -> Lane:
+def _kind(bucket: Bucket, policy: Policy) -> type[PackedLane | RoundedLane | DenseLane]:
     """The way that a bucket takes."""
     if bucket.route == "packed":
-        return PackedLane(bucket, setting) if setting.policy.index_sets == "shared" else OwnLane(bucket, setting)
-    rounded = setting.policy.dense_values != "fp32" and bucket.dtype == torch.float32
-    return RoundedLane(bucket, setting) if rounded else DenseLane(bucket, setting)
+        return PackedLane if policy.index_sets == "shared" else OwnLane
+    return RoundedLane if policy.dense_values != "fp32" and bucket.dtype == torch.float32 else DenseLane
+
+
+def _lane(bucket: Bucket, setting: Setting, nodes: Nodes | None) -> Lane:
+    kind = _kind(bucket, setting.policy)
+    if nodes is None:
+        return kind(bucket, setting)
+    between = None if nodes.across is None else kind(bucket, replace(setting, comm=nodes.across))
+    return NodeLane(bucket, setting, nodes, between)
+
+
+def _exchanging(lane: Lane) -> Lane:
+    """The lane that exchanges with other ranks under the policy; itself where this rank leaves that to another."""
+    return lane.between or lane if isinstance(lane, NodeLane) else lane

@@ -90,12 +90,18 @@ class Lane(ABC):
 
     @abstractmethod
     def finish(self, outputs: Sequence[Tensor]) -> None:
-        """Wait for the last message, write the averages into the bucket's tensors, let the step take effect."""
+        """Wait for the last message, write the averages into the bucket's tensors, let the step take effect.
+
+        What a lane has written is certain to be there after :meth:`settle`.
+        """
 
     def abandon(self) -> None:
         """The step is not made: wait for the last message and forget it; the state is as it was before."""
         self._under_way().drain()
         self._reduction = None
+
+    def settle(self) -> None:  # noqa: B027 - most lanes have nothing under way then
+        """After :meth:`finish` of all lanes: wait for what that has started."""
 
     def flush(self, outputs: Sequence[Tensor]) -> None:  # noqa: B027 - most lanes keep nothing
         """Send all that is kept back, whole, and write its average into the bucket's tensors."""
