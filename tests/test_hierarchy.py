@@ -47,7 +47,7 @@ def wrapped(comm: rp.comm.Communicator, policy: Any, make: Any = nesterov, **opt
 @layouts
 @pytest.mark.parametrize("policy", ["one root", "16 bits", "own sets", "dense"])
 def test_what_is_sent_and_what_nodes_keep_is_what_came_in(size: int, per_node: int, policy: str) -> None:
-    """With a plain SGD of rate 1 the weights move by the mean that was sent; the mean of what nodes keep is the rest."""
+    """With a plain SGD of rate 1 weights move by the mean that was sent; the mean of what nodes keep is the rest."""
     steps, name = 8, "0.weight"
 
     def rank(comm: rp.comm.Communicator) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
@@ -157,7 +157,7 @@ def test_when_it_is_exchanged_changes_nothing(options: dict[str, Any]) -> None:
         return weights(model)
 
     got = on_nodes(4, 2, lambda comm: rank(comm, **options))
-    expected = on_nodes(4, 2, lambda comm: rank(comm))
+    expected = on_nodes(4, 2, rank)
     if "bucket_bytes" in options:  # other buckets have other roots
         assert all(same_bytes(other, got[0]) for other in got)
     else:

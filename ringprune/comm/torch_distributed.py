@@ -158,14 +158,23 @@ class TorchCommunicator(CheckedCommunicator):
         )
 
     def _make_parts(self, parts: Sequence[Sequence[int]]) -> "TorchCommunicator | None":
-        own = next((part for part in parts if self.rank in part), None)
+        if [len(part) for part in parts] == [self.size]:
+            # The whole group again. Collectives match by their order, which is the same for all ranks: it serves both.
+            return TorchCommunicator(self._group, self._waiter.timeout)
+        if self.size < dist.get_world_size():
+            # Groups made by their members alone hang in torch 2.13 where ranks are in different numbers of groups.
+            raise ConfigurationError(
+                "a process group that leaves out ranks of the job cannot be divided by node: torch.distributed makes "
+                "groups with all ranks only; connect to all of them, or use MPI"
+            )
+        ranks = dist.get_process_group_ranks(self._group)
+        groups = [_new_group(self._group, self._waiter.timeout, [ranks[rank] for rank in part]) for part in parts]
+        own = next((number for number, part in enumerate(parts) if self.rank in part), None)
         if own is None:
             return None
-        world = dist.get_process_group_ranks(self._group)
-        group = _new_group(self._group, self._waiter.timeout, [world[rank] for rank in own])
-        part = TorchCommunicator(group, self._waiter.timeout)
-        part._own = True
-        return part
+        made = TorchCommunicator(groups[own], self._waiter.timeout)
+        made._own = True
+        return made
 
     def _release(self) -> None:
         self._leave()
@@ -261,17 +270,11 @@ def _checked_group(process_group: Any) -> Any:
 
 
 def _new_group(like: Any, timeout: float | None, ranks: list[int] | None = None) -> Any:
-    """A new group with the back ends of ``like``: of all ranks, or made by just those given, in ranks of the world."""
+    """A new group of all ranks or those given, with the back ends of ``like``; all ranks of the job call this."""
     # The back end's own clock runs from the start of a collective, ours from when somebody waits for it: its limit is
     # kept out of the way of shorter ones.
     limit = USUAL_LIMIT if timeout is None else max(USUAL_LIMIT, timedelta(seconds=2 * timeout))
-    return dist.new_group(
-        ranks,
-        timeout=limit,
-        backend=dist.get_backend_config(like),
-        use_local_synchronization=ranks is not None,
-        group_desc="ringprune",
-    )
+    return dist.new_group(ranks, limit, backend=dist.get_backend_config(like), group_desc="ringprune")
 
 
 def _moved(tensor: Tensor) -> Tensor:
