@@ -72,6 +72,10 @@ class Proposals:
             buffer = message if root == comm.rank else torch.empty_like(message)
             self._handles.append(comm.broadcast(buffer, root, name=f"{name}, root {turn}"))
 
+    def done(self) -> bool:
+        """Whether all messages are there."""
+        return all(handle.done() for handle in self._handles)
+
     def wait(self) -> list[tuple[int, Tensor]]:
         """Each root's rank and message; the same bytes on every rank."""
         messages = [handle.wait() for handle in self._handles]

@@ -24,7 +24,8 @@ def broadcast_parameters(
     Args:
         params: ``model.state_dict()`` or ``model.named_parameters()``, alike on all ranks.
         root_rank: the rank whose values are taken.
-        comm: a communicator, the name of one, or None for the default of :func:`ringprune.connect`.
+        comm: a communicator, the name of one, or None for the default of :func:`ringprune.connect`. A rank outside the
+            group that it is of does nothing.
 
     Raises:
         ArgumentTypeError: a value is no tensor.
@@ -33,6 +34,8 @@ def broadcast_parameters(
     communicator = connect(comm) if comm is None or isinstance(comm, str) else comm
     if not isinstance(communicator, Communicator):
         raise ArgumentTypeError(f"comm={comm!r}: a communicator, its kind as a string, or None")
+    if communicator.size == 0:
+        return
     pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
     for name, tensor in pairs:
         if not isinstance(tensor, Tensor):

@@ -9,9 +9,11 @@ from torch import Tensor
 
 from ringprune.errors import CheckpointError
 
-__all__ = ["FORMAT", "Origin", "check_origin", "check_tensors", "copy", "save"]
+__all__ = ["FORMAT", "Origin", "check_origin", "check_tensors", "copy", "save", "without_kept"]
 
 FORMAT = 1
+KEPT = ("residual", "velocity", "rms")
+"""What only ranks that keep something back have."""
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 
@@ -25,10 +27,12 @@ class Origin:
         size: number of ranks.
         step: exchanges made before.
         flushed: whether it was saved after a flush, so that nothing in it is private to the rank.
+        keepers: number of ranks that keep something back: all of them, or one on each node of a hierarchy.
     """
 
     rank: int
     size: int
+    keepers: int
     step: int
     flushed: bool
 
@@ -39,12 +43,12 @@ def save(origin: Origin, state: Tensors) -> dict[str, Any]:
     return {"format": FORMAT, **asdict(origin), "parameters": copies}
 
 
-def check_origin(saved: Any, rank: int, size: int) -> Origin:
+def check_origin(saved: Any, rank: int, size: int, keepers: int) -> Origin:
     """Where a checkpoint's entry comes from, if this rank may continue from it.
 
     Raises:
         CheckpointError: there is no RingPrune entry, it is damaged or has another format, or it is of another rank or
-            number of ranks.
+            number of ranks or nodes.
     """
     if not isinstance(saved, Mapping):
         raise CheckpointError(
@@ -69,7 +73,18 @@ def check_origin(saved: Any, rank: int, size: int) -> Origin:
             f"{size}: load each rank's own file with the same number of ranks, or call flush() before saving, after "
             "which any rank's checkpoint serves any number of ranks"
         )
+    if not origin.flushed and origin.keepers != keepers:
+        raise CheckpointError(
+            f"the checkpoint is of a run in which {origin.keepers} of {size} ranks keep residuals, here {keepers} do "
+            "(hierarchical=True: one on each node): start with the same nodes and hierarchical, or call flush() before "
+            "saving"
+        )
     return origin
+
+
+def without_kept(saved: Tensors) -> dict[str, dict[str, Tensor]]:
+    """A flushed checkpoint's tensors for a rank that keeps nothing back: those that are equal on all ranks."""
+    return {name: {kind: t for kind, t in entry.items() if kind not in KEPT} for name, entry in saved.items()}
 
 
 def check_tensors(saved: Tensors, state: Tensors) -> None:

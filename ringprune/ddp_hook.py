@@ -52,7 +52,7 @@ def ddp_hook(
         ConfigurationError, ArgumentTypeError: an argument cannot work.
         UsageError: torch.distributed is not initialised.
     """
-    chosen = replace(as_policy(policy), momentum_correction=False, mask_velocity=False)
+    chosen = replace(as_policy(policy), momentum_correction=False, mask_velocity=False, lookahead=False)
     communicator = connect(comm or "torch") if comm is None or isinstance(comm, str) else comm
     if not isinstance(communicator, Communicator):
         raise ArgumentTypeError(f"comm={comm!r}: a communicator from ringprune.connect, its kind as a string, or None")
@@ -272,7 +272,9 @@ class DDPHook:
         """What this rank keeps back, by parameter name; empty before the first backward pass."""
         if self._exchange is None:
             return dict(self._saved or {})
-        origin = checkpoint.Origin(self._comm.rank, self._comm.size, self._exchange.step, flushed=False)
+        origin = checkpoint.Origin(
+            self._comm.rank, self._comm.size, keepers=self._comm.size, step=self._exchange.step, flushed=False
+        )
         return checkpoint.save(origin, self._exchange.state())
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -282,7 +284,7 @@ class DDPHook:
             CheckpointError: it does not fit; before the first backward pass, whether its tensors fit is found there.
         """
         if state_dict:
-            checkpoint.check_origin(state_dict, self._comm.rank, self._comm.size)
+            checkpoint.check_origin(state_dict, self._comm.rank, self._comm.size, self._comm.size)
         if self._exchange is None:
             self._saved = dict(state_dict)
         else:

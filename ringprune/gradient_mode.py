@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ringprune import momentum, ops
 from ringprune.backward import Backward
-from ringprune.comm.communicator import Communicator
+from ringprune.comm.communicator import Communicator, Nodes
 from ringprune.errors import UsageError
 from ringprune.exchange import Exchange
 from ringprune.metrics import Metrics
@@ -53,6 +53,10 @@ class GradientMode:
         comm: with whom.
         scale: the loss scale.
         settings: the rest.
+        nodes: ``comm`` divided by node, where nodes exchange and not ranks.
+
+    Attributes:
+        keeps: whether this rank may keep something back: in a hierarchy only the first of a node does.
     """
 
     def __init__(
@@ -64,7 +68,9 @@ class GradientMode:
         comm: Communicator,
         scale: LossScale,
         settings: Settings,
+        nodes: Nodes | None = None,
     ) -> None:
+        self.keeps = nodes is None or nodes.across is not None
         self.plan, self.params, self.scale = plan, params, scale
         self._known = {id(param) for param in params}
         self._inner, self._policy, self._comm = inner, policy, comm
@@ -73,7 +79,7 @@ class GradientMode:
         self._packed = [policy.routing.packed(spec) for spec in plan.params]
         takes_over = policy.momentum_correction and momentum.takes_over(inner)
         self._momentum = momentum.SharedMomentum(inner, params, plan.params, self._packed) if takes_over else None
-        self.metrics = Metrics(comm.traffic, plan.numel)
+        self.metrics = Metrics(comm.traffic, plan.numel, nodes)
         device = params[0].device if params else torch.device("cpu")
         self._verdict = Verdict(comm, self.metrics, device, settings.nonfinite, expected=scale.enabled)
         self.exchange = Exchange(
@@ -86,6 +92,7 @@ class GradientMode:
             mean=settings.mean,
             velocity=takes_over,
             spare=self._overlap,
+            nodes=nodes,
         )
         self._open = False
         self._found: list[tuple[Sequence[int], Tensor]] = []  # counts of NaN and infinite entries, not yet read

@@ -4,6 +4,10 @@ Definitions (docs/wire-format.md): ``bytes_sent`` is what this rank hands to the
 the ranks); ``wire_ratio`` is the bytes a dense fp32 allreduce would have sent in the same steps, divided by that; its
 ``steady`` form leaves warm-up out; ``value_ratio`` divides by the bytes of values alone, those of dense tensors
 included. One rank sends nothing; there the ratios compare the payloads that would have been sent.
+
+In a hierarchy it is nodes that exchange: their first ranks count what they send to each other, and a dense allreduce
+among them is the dense equivalent. The other ranks count only the messages that all ranks make (headers). Bytes inside
+a node are counted apart.
 """
 
 import time
@@ -12,14 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ringprune.comm.communicator import Traffic
+from ringprune.comm.communicator import Nodes, Traffic
 
 __all__ = ["CONTENTS", "Content", "Metrics", "Stage"]
 
 Content = Literal["values", "indices", "dense", "headers"]
-Stage = Literal["accumulate", "select", "agree", "pack", "reduce", "unpack"]
+Stage = Literal["accumulate", "select", "agree", "pack", "reduce", "unpack", "node"]
 CONTENTS: tuple[Content, ...] = ("values", "indices", "dense", "headers")
-STAGES: tuple[Stage, ...] = ("accumulate", "select", "agree", "pack", "reduce", "unpack")
+STAGES: tuple[Stage, ...] = ("accumulate", "select", "agree", "pack", "reduce", "unpack", "node")
 
 
 @dataclass
@@ -37,7 +41,7 @@ class _Ledger:
         """Dense fp32 bytes over the bytes of ``contents``; 1 while nothing was sent."""
         dense, used = (self.dense_sent, self.sent) if size > 1 else (self.dense_payload, self.payload)
         bytes_used = sum(used[content] for content in contents)
-        return dense / bytes_used if bytes_used else 1.0
+        return dense / bytes_used if dense and bytes_used else 1.0
 
     @property
     def realised_density(self) -> float:
@@ -50,14 +54,21 @@ class Metrics:
     Args:
         traffic: the communicator's byte counter; every message is counted there, and attributed here.
         numel: entries of all exchanged parameters, for the dense equivalent.
+        nodes: in a hierarchy what the exchange travels over; ``traffic`` then counts what all ranks send besides.
     """
 
-    def __init__(self, traffic: Traffic, numel: int) -> None:
+    def __init__(self, traffic: Traffic, numel: int, nodes: Nodes | None = None) -> None:
         self.steps = 0
         self.skipped_steps = 0
         self.density = 1.0
-        self._traffic = traffic
-        self._numel = numel
+        self._counted, self._size, self._numel = [traffic], traffic.size, numel
+        self._local = None if nodes is None else nodes.local.traffic
+        if nodes is not None:
+            self._size = nodes.count
+            if nodes.across is None:
+                self._numel = 0  # of what nodes send to each other, this rank sends nothing
+            else:
+                self._counted.append(nodes.across.traffic)
         self._total = _Ledger()
         self._steady = _Ledger()
         self._ledgers = [self._total]
@@ -74,7 +85,7 @@ class Metrics:
         payload = 4 * self._numel
         for ledger in self._ledgers:
             ledger.dense_payload += payload
-            ledger.dense_sent += 2 * (self._traffic.size - 1) / self._traffic.size * payload
+            ledger.dense_sent += 2 * (self._size - 1) / self._size * payload
 
     def selected(self, entries: int, candidates: int) -> None:
         """An index set of ``entries`` out of ``candidates`` was agreed."""
@@ -88,16 +99,21 @@ class Metrics:
 
         Several contents get equal shares: pairs of an index and a value are sent in one message.
         """
-        sent, payload = self._traffic.bytes_sent, self._traffic.payload_bytes
+        sent, payload = self._so_far()
         yield
+        sent, payload = (now - before for now, before in zip(self._so_far(), (sent, payload), strict=True))
         contents = (content,) if isinstance(content, str) else content
         for name in contents:
-            share = (self._traffic.bytes_sent - sent) / len(contents)
+            share = sent / len(contents)
             for ledger in self._ledgers:
                 ledger.sent[name] += share
-                ledger.payload[name] += (self._traffic.payload_bytes - payload) / len(contents)
+                ledger.payload[name] += payload / len(contents)
             if bucket is not None:
                 self._buckets.setdefault(bucket, dict.fromkeys(CONTENTS, 0.0))[name] += share
+
+    def _so_far(self) -> tuple[float, float]:
+        """Bytes sent and payload bytes that the communicators have counted."""
+        return sum(t.bytes_sent for t in self._counted), sum(t.payload_bytes for t in self._counted)
 
     def of_bucket(self, bucket: int) -> dict[Content, float]:
         """Bytes that a bucket has sent, by content."""
@@ -119,13 +135,14 @@ class Metrics:
 
     def stats(self) -> dict[str, Any]:
         """All counters and ratios as plain numbers; bytes are of this rank since construction."""
-        total, size = self._total, self._traffic.size
+        total, size = self._total, self._size
         steady = self._steady if self._steady.dense_payload else total
         return {
             "steps": self.steps,
             "skipped_steps": self.skipped_steps,
             "bytes_sent": sum(total.sent.values()),
             **{f"bytes_{content}": total.sent[content] for content in CONTENTS},
+            "bytes_inside_node": 0.0 if self._local is None else self._local.bytes_sent,
             "dense_equivalent_bytes": total.dense_sent,
             "wire_ratio": total.ratio(size),
             "steady_wire_ratio": steady.ratio(size),

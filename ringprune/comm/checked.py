@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from ringprune.comm.call import Call
-from ringprune.comm.communicator import Ability, Handle, Traffic
+from ringprune.comm.communicator import CPU, Ability, Handle, Nodes, Traffic
+from ringprune.comm.host import host_number
+from ringprune.comm.waiting import FinishedHandle
 from ringprune.errors import ArgumentTypeError, ConfigurationError, UsageError
 
-__all__ = ["CheckedCommunicator"]
+__all__ = ["AloneCommunicator", "CheckedCommunicator"]
 
 
 class CheckedCommunicator(ABC):
@@ -28,6 +30,7 @@ class CheckedCommunicator(ABC):
         self.size = size
         self.traffic = Traffic(size)
         self._closed = False
+        self._divided: list[CheckedCommunicator] = []
 
     def broadcast(self, tensor: Tensor, root: int, *, name: str) -> Handle:
         """Overwrite ``tensor`` on every rank with the one on rank ``root``; the handle returns ``tensor``."""
@@ -108,10 +111,37 @@ class CheckedCommunicator(ABC):
         self.traffic.count_own(tensor.nbytes if self.size > 1 else 0)
         return self._start(call, tensor, into)
 
+    def divide(self, device: torch.device = CPU) -> Nodes:
+        """Communicators of the ranks of each node, and of the nodes' first ranks; all ranks call this.
+
+        Args:
+            device: where this communicator carries tensors.
+        """
+        own = torch.tensor([self._host()], dtype=torch.int64, device=device)
+        nodes: dict[int, list[int]] = {}
+        for rank, host in enumerate(self.allgather(own, name="hosts").wait().tolist()):
+            nodes.setdefault(host, []).append(rank)
+        firsts = [ranks[0] for ranks in nodes.values()]
+        local, across = self._part([*nodes.values()]), self._part([firsts])
+        assert local is not None, "every rank is on a node"
+        return Nodes(local, across, len(nodes))
+
+    def _part(self, parts: Sequence[Sequence[int]]) -> "CheckedCommunicator | None":
+        """A communicator of that one of ``parts`` which holds this rank, None where there is none."""
+        several = [part for part in parts if len(part) > 1]
+        made = self._make_parts(several) if several else None
+        if made is None and any(self.rank in part for part in parts):
+            made = AloneCommunicator(self.kind, self.abilities)
+        if made is not None:
+            self._divided.append(made)
+        return made
+
     def close(self) -> None:
-        """Give back what the communicator holds; a second call does nothing."""
+        """Give back what the communicator holds, and what it was divided into; a second call does nothing."""
         if not self._closed:
             self._closed = True
+            for part in self._divided:
+                part.close()
             self._release()
 
     @abstractmethod
@@ -121,6 +151,18 @@ class CheckedCommunicator(ABC):
     @abstractmethod
     def _check_support(self, call: Call, tensor: Tensor) -> None:
         """Raise ConfigurationError for a dtype, device or length that this communicator cannot carry."""
+
+    @abstractmethod
+    def _make_parts(self, parts: Sequence[Sequence[int]]) -> "CheckedCommunicator | None":
+        """Make a communicator of each of ``parts``: disjoint sets of two or more ranks, the same on all ranks.
+
+        Returns:
+            The one that holds this rank.
+        """
+
+    def _host(self) -> int:
+        """A number that just the ranks on this host have; all ranks call this."""
+        return host_number()
 
     def _release(self) -> None:  # noqa: B027 - most hold nothing
         """Give back what the library holds for this communicator."""
@@ -151,3 +193,27 @@ class CheckedCommunicator(ABC):
                 "give splits and received"
             )
         return (rows,) * self.size
+
+
+class AloneCommunicator(CheckedCommunicator):
+    """A rank alone, for example on its node: needs no library.
+
+    Args:
+        kind: of the communicator that it is a part of.
+        abilities: of the same.
+    """
+
+    def __init__(self, kind: str, abilities: frozenset[Ability]) -> None:
+        super().__init__(0, 1)
+        self.kind, self.abilities = kind, abilities
+
+    def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
+        if into is not tensor:
+            into.copy_(tensor.detach())
+        return FinishedHandle(into)
+
+    def _check_support(self, call: Call, tensor: Tensor) -> None:
+        """Nothing is sent, so everything can be carried."""
+
+    def _make_parts(self, parts: Sequence[Sequence[int]]) -> CheckedCommunicator | None:
+        raise AssertionError("one rank has no parts of two or more")

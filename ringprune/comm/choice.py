@@ -3,12 +3,12 @@
 import difflib
 import os
 import sys
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from ringprune.comm.communicator import Communicator
+from ringprune.comm.outside import OutsideCommunicator
 from ringprune.errors import ConfigurationError, DependencyError
 
 __all__ = ["connect"]
@@ -31,14 +31,23 @@ def connect(kind: str | None = None, **options: Any) -> Communicator:
             ``communicator``, an ``mpi4py.MPI.Comm``, for ``"torch"`` also ``process_group``, one that nothing else
             uses.
 
+    Returns:
+        On a rank outside the group that was given (``MPI.COMM_NULL`` there, a process set without it) a communicator
+        of ``size`` 0 that can do nothing: a ``DistributedOptimizer`` with it only steps.
+
     Raises:
-        ConfigurationError: no such kind, no such option, or a group that does not hold this rank.
+        ConfigurationError: no such kind, no such option, or a group that cannot be used.
         DependencyError: the package for that kind is missing; the message says what to install.
         UsageError: Horovod or torch.distributed has not been initialised.
     """
     kind = _default_kind() if kind is None else kind
     _check(kind, options)
-    return _communicator_class(kind)(**options)
+    made = _communicator_class(kind)
+    group = options.get(OPTIONS[kind][0])
+    if group is not None and made.leaves_out(group):
+        return OutsideCommunicator(kind)
+    comm: Communicator = made(**options)
+    return comm
 
 
 def _default_kind() -> str:
@@ -64,7 +73,7 @@ def _check(kind: str, options: dict[str, Any]) -> None:
         raise ConfigurationError(f'connect("{kind}"): no option {option!r}; it has {", ".join(OPTIONS[kind])}')
 
 
-def _communicator_class(kind: str) -> Callable[..., Communicator]:
+def _communicator_class(kind: str) -> Any:
     # Imported here and nowhere else: the import of mpi4py starts MPI, and either package may be missing.
     try:
         if kind == "horovod":

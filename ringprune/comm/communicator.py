@@ -6,17 +6,25 @@ order, and a tensor given to a call is not touched until its handle has been wai
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
-__all__ = ["Ability", "Communicator", "Handle", "Traffic"]
+__all__ = ["Ability", "Communicator", "Handle", "Nodes", "Traffic"]
 
-Ability = Literal["broadcast", "allreduce", "allgather", "alltoall", "shift"]
+Ability = Literal["broadcast", "allreduce", "allgather", "alltoall", "shift", "divide"]
+
+CPU = torch.device("cpu")
 
 
 class Handle(Protocol):
     """A collective under way."""
+
+    def done(self) -> bool:
+        """Whether :meth:`wait` would return, or raise, at once."""
+        ...
 
     def wait(self) -> Tensor:
         """Block until the collective is done and return its result.
@@ -81,7 +89,7 @@ class Communicator(Protocol):
         kind: ``"horovod"``, ``"mpi"``, ``"torch"`` or ``"simulated"``.
         rank: number of this rank, 0 to ``size - 1``.
         size: number of ranks.
-        abilities: the calls that work here; ``shift`` needs point-to-point messages.
+        abilities: the calls that work here; ``shift`` needs point-to-point messages, ``divide`` groups of some ranks.
         traffic: the byte counter.
     """
 
@@ -131,6 +139,32 @@ class Communicator(Protocol):
         """Send ``tensor`` to rank + 1, receive from rank - 1 (mod size) into ``into``; the handle returns ``into``."""
         ...
 
-    def close(self) -> None:
-        """Give back what the communicator holds. Collective where the library's own call is."""
+    def divide(self, device: torch.device = CPU) -> "Nodes":
+        """Communicators of the ranks of each node, and of the nodes' first ranks; all ranks call this.
+
+        Args:
+            device: where this communicator carries tensors.
+
+        Raises:
+            ConfigurationError: on all ranks, where the library was not started for groups; says how to.
+        """
         ...
+
+    def close(self) -> None:
+        """Give back what the communicator holds, and what it was divided into. Collective where the library's is."""
+        ...
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """A communicator's ranks, divided by the node that they run on.
+
+    Attributes:
+        local: the ranks of this node, in their order.
+        across: the first rank of every node, in their order; None on all other ranks.
+        count: number of nodes.
+    """
+
+    local: Communicator
+    across: Communicator | None
+    count: int

@@ -4,10 +4,12 @@ The one file that imports Horovod.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import horovod.torch as hvd
 import torch
+from horovod.common import process_sets
 from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor
 
@@ -15,7 +17,7 @@ from ringprune.comm.call import Call
 from ringprune.comm.checked import CheckedCommunicator
 from ringprune.comm.communicator import Ability, Handle
 from ringprune.comm.waiting import Waiter
-from ringprune.errors import CollectiveMismatchError, ConfigurationError, UsageError
+from ringprune.errors import ArgumentTypeError, CollectiveMismatchError, ConfigurationError, UsageError
 
 __all__ = ["HorovodCommunicator"]
 
@@ -39,11 +41,10 @@ class HorovodCommunicator(CheckedCommunicator):
     """
 
     kind = "horovod"
-    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall"})
+    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall", "divide"})
 
     def __init__(self, process_set: Any = None, timeout: float | None = None) -> None:
-        if not hvd.is_initialized():
-            raise UsageError('connect("horovod"): Horovod is not initialised; call hvd.init() first')
+        _check_initialised()
         self._process_set = hvd.global_process_set if process_set is None else process_set
         _check_process_set(self._process_set)
         super().__init__(self._process_set.rank(), self._process_set.size())
@@ -52,6 +53,26 @@ class HorovodCommunicator(CheckedCommunicator):
         self._number = _made[self._process_set.process_set_id]
         _made[self._process_set.process_set_id] += 1
         self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (HorovodInternalError, ValueError))
+
+    @staticmethod
+    def leaves_out(process_set: Any) -> bool:
+        """Whether this rank is outside a process set."""
+        _check_initialised()
+        _check_registered(process_set)
+        return not process_set.included()
+
+    def _make_parts(self, parts: Sequence[Sequence[int]]) -> "HorovodCommunicator | None":
+        ranks = self._process_set.ranks
+        wanted = [tuple(ranks[rank] for rank in part) for part in parts]
+        known = _known()
+        missing = [part for part in wanted if part not in known]
+        if missing and len(ranks) < hvd.size():
+            # Adding one is collective over all ranks of Horovod, and those outside this set are not here.
+            raise ConfigurationError(_ask_for(missing, f"{self._process_set} cannot be divided"))
+        for part in missing:
+            known[part] = _added(part, missing)
+        own = next((part for part in wanted if hvd.rank() in part), None)
+        return None if own is None else HorovodCommunicator(known[own], self._waiter.timeout)
 
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
         try:
@@ -82,11 +103,48 @@ class HorovodCommunicator(CheckedCommunicator):
             raise ConfigurationError(f"{call}: Horovod's {call.op} does not take this dtype, only {names}; {instead}")
 
 
-def _check_process_set(process_set: Any) -> None:
+def _check_initialised() -> None:
+    if not hvd.is_initialized():
+        raise UsageError('connect("horovod"): Horovod is not initialised; call hvd.init() first')
+
+
+def _check_registered(process_set: Any) -> None:
+    if not isinstance(process_set, hvd.ProcessSet):
+        raise ArgumentTypeError(f"process_set={process_set!r}: a horovod.torch.ProcessSet, or None")
     if process_set.process_set_id is None:
         raise ConfigurationError(f'connect("horovod"): {process_set} is not known to Horovod: hvd.add_process_set() it')
+
+
+def _check_process_set(process_set: Any) -> None:
+    _check_registered(process_set)
     if not process_set.included():
         raise ConfigurationError(f'connect("horovod"): rank {hvd.rank()} is not part of {process_set}')
+
+
+def _known() -> dict[tuple[int, ...], Any]:
+    """The process sets that Horovod has, by their ranks."""
+    sets = {}
+    # Horovod has no public way to find a set by its ranks, and refuses to add one twice.
+    for number, ranks in process_sets._basics._get_process_set_ids_and_ranks().items():
+        found = hvd.ProcessSet(list(ranks))
+        found.process_set_id = number
+        sets[tuple(ranks)] = found
+    return sets
+
+
+def _added(part: tuple[int, ...], missing: Sequence[tuple[int, ...]]) -> Any:
+    try:
+        return hvd.add_process_set(list(part))
+    except ValueError as error:
+        raise ConfigurationError(_ask_for(missing, "Horovod adds no process sets while it runs")) from error
+
+
+def _ask_for(missing: Sequence[tuple[int, ...]], why: str) -> str:
+    sets = ", ".join(str(list(part)) for part in missing)
+    return (
+        f'ranks are divided by node into process sets, and {why}: call hvd.init(process_sets="dynamic") and divide '
+        f"all ranks, or name these in hvd.init(process_sets=[...]): {sets}"
+    )
 
 
 def _result(call: Call, number: int, into: Tensor) -> Tensor:

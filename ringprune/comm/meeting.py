@@ -33,7 +33,7 @@ class Meeting:
 
 
 class Group:
-    """The ranks of one simulation.
+    """The ranks of one simulation, or some of them.
 
     Attributes:
         size: number of ranks.
@@ -52,6 +52,19 @@ class Group:
         self._open: dict[int, Meeting] = {}
         self._waiting: dict[int, Call] = {}
         self._failure: tuple[type[CommunicatorError], str] | None = None
+        self._parts: dict[tuple[int, tuple[int, ...]], Group] = {}
+        # Where a rank is that does not come may be another group: its calls are noted for all of them together.
+        self._outer: Sequence[int] = range(size)  # this group's ranks, as numbers of the simulation
+        self._everywhere: dict[int, Call] = {}
+
+    def part(self, ranks: tuple[int, ...], time: int) -> "Group":
+        """The group of some ranks: the same one for each that asks for the same ranks the same ``time``."""
+        with self._lock:
+            if (time, ranks) not in self._parts:
+                part = self._parts[time, ranks] = Group(len(ranks), self.timeout)
+                part._outer, part._everywhere = [self._outer[rank] for rank in ranks], self._everywhere
+                part.ended.update((ranks.index(rank), how) for rank, how in self.ended.items() if rank in ranks)
+            return self._parts[time, ranks]
 
     def enter(self, rank: int, call: Call, tensor: Tensor) -> Meeting:
         """Let ``rank`` make its next call; returns at once."""
@@ -70,15 +83,20 @@ class Group:
     def wait(self, rank: int, meeting: Meeting) -> Tensor:
         """Block until ``meeting`` has an outcome, and return this rank's."""
         with self._lock:
-            self._waiting[rank] = meeting.calls[rank]
+            self._waiting[rank] = self._everywhere[self._outer[rank]] = meeting.calls[rank]
             try:
                 if not meeting.changed.wait_for(lambda: self._is_decided(meeting), self.timeout):
                     self._fail(CommunicatorError, self._time_limit(meeting))
             finally:
-                del self._waiting[rank]
+                del self._waiting[rank], self._everywhere[self._outer[rank]]
             if meeting.outcome is None:
                 raise self._obstacle(rank, meeting)
             return meeting.outcome[rank]
+
+    def is_decided(self, meeting: Meeting) -> bool:
+        """Whether a rank would not have to wait for ``meeting``."""
+        with self._lock:
+            return self._is_decided(meeting)
 
     def end(self, rank: int, error: BaseException | None) -> None:
         """Note that ``rank`` has returned, or raised ``error``."""
@@ -87,14 +105,21 @@ class Group:
             if error is not None:
                 self.errors[rank] = error
             self._notify()
+            for (_, ranks), part in self._parts.items():
+                if rank in ranks:
+                    part.end(ranks.index(rank), error)
 
     def stop(self, reason: str) -> None:
         """Fail whatever is still waited for."""
         with self._lock:
             self._fail(CommunicatorError, reason)
+            for part in self._parts.values():
+                part.stop(reason)
 
     def check_complete(self) -> None:
         """Raise CommunicatorError if a collective was called by some ranks and never by the others."""
+        for part in self._parts.values():
+            part.check_complete()
         for meeting in self._open.values():
             caller, call = next(iter(meeting.calls.items()))
             raise CommunicatorError(f"rank {caller} called {call}, which {listed(self._absent(meeting))} never did")
@@ -138,7 +163,8 @@ class Group:
         return f"time limit of {self.timeout} s: waiting in {call}: {waiting}; {absent}"
 
     def _whereabouts(self, rank: int) -> str:
-        return f"waiting in {self._waiting[rank]}" if rank in self._waiting else "in no collective"
+        call = self._everywhere.get(self._outer[rank])
+        return "in no collective" if call is None else f"waiting in {call}"
 
     def _absent(self, meeting: Meeting) -> list[int]:
         return [rank for rank in range(self.size) if rank not in meeting.calls]

@@ -5,7 +5,7 @@ The one file that imports mpi4py. The import starts MPI unless something else ha
 
 import atexit
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import torch
@@ -54,7 +54,7 @@ class MpiCommunicator(CheckedCommunicator):
     """
 
     kind = "mpi"
-    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall", "shift"})
+    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall", "shift", "divide"})
 
     def __init__(self, communicator: MPI.Comm | None = None, timeout: float | None = None) -> None:
         original = MPI.COMM_WORLD if communicator is None else communicator
@@ -121,6 +121,26 @@ class MpiCommunicator(CheckedCommunicator):
             raise ConfigurationError(
                 f"{call}: {call.largest_count} elements; MPI takes at most {LARGEST_COUNT} in one call: split it"
             )
+
+    @staticmethod
+    def leaves_out(communicator: MPI.Comm) -> bool:
+        """Whether this rank is outside: MPI then has no communicator for it."""
+        return bool(communicator == MPI.COMM_NULL)
+
+    def _host(self) -> int:
+        shared = self._mpi.Split_type(MPI.COMM_TYPE_SHARED)  # MPI's own idea of a node: shared memory
+        number = shared.allreduce(self.rank, op=MPI.MIN)
+        shared.Free()
+        return int(number)
+
+    def _make_parts(self, parts: Sequence[Sequence[int]]) -> "MpiCommunicator | None":
+        colour = next((number for number, part in enumerate(parts) if self.rank in part), MPI.UNDEFINED)
+        split = self._mpi.Split(colour, self.rank)
+        if split == MPI.COMM_NULL:
+            return None
+        part = MpiCommunicator(split, self._waiter.timeout)
+        split.Free()  # it works on a duplicate
+        return part
 
     def _release(self) -> None:
         atexit.unregister(self._end)

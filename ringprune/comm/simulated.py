@@ -7,7 +7,7 @@ computed once, in rank order, so every rank gets the same bytes in every run.
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
@@ -24,7 +24,13 @@ __all__ = ["SimulatedCommunicator", "simulate"]
 T = TypeVar("T")
 
 
-def simulate(world_size: int, fn: Callable[["SimulatedCommunicator"], T], *, timeout: float | None = 60.0) -> list[T]:
+def simulate(
+    world_size: int,
+    fn: Callable[["SimulatedCommunicator"], T],
+    *,
+    timeout: float | None = 60.0,
+    ranks_per_node: int | None = None,
+) -> list[T]:
     """Run ``fn(comm)`` on every one of ``world_size`` in-process ranks and return their results in rank order.
 
     Torch's global random generator is shared by all ranks: draw from a ``torch.Generator`` of your own.
@@ -33,6 +39,7 @@ def simulate(world_size: int, fn: Callable[["SimulatedCommunicator"], T], *, tim
         world_size: number of ranks, each a thread.
         fn: what a rank does.
         timeout: seconds that a rank may wait in one collective; None is no limit.
+        ranks_per_node: ranks on each node, filled in rank order, the last one with what is left; None is one node.
 
     Raises:
         CollectiveMismatchError: the ranks called different collectives; the message names the calls.
@@ -41,11 +48,14 @@ def simulate(world_size: int, fn: Callable[["SimulatedCommunicator"], T], *, tim
     """
     if world_size < 1:
         raise ConfigurationError(f"simulate: world_size is {world_size}; at least 1 is needed")
+    per_node = world_size if ranks_per_node is None else ranks_per_node
+    if per_node < 1:
+        raise ConfigurationError(f"simulate: ranks_per_node is {per_node}; at least 1 is needed")
     group = Group(world_size, timeout)
     results: dict[int, T] = {}
     # Daemons: a rank that never ends must not keep the interpreter from exiting.
     threads = [
-        threading.Thread(target=_run_rank, args=(group, rank, fn, results), name=f"rank {rank}", daemon=True)
+        threading.Thread(target=_run_rank, args=(group, rank, per_node, fn, results), name=f"rank {rank}", daemon=True)
         for rank in range(world_size)
     ]
     try:
@@ -61,17 +71,33 @@ def simulate(world_size: int, fn: Callable[["SimulatedCommunicator"], T], *, tim
 
 
 class SimulatedCommunicator(CheckedCommunicator):
-    """One rank of a simulated group; made by :func:`simulate`."""
+    """One rank of a simulated group; made by :func:`simulate`.
+
+    Args:
+        group: all ranks.
+        rank: this one.
+        host: number of the node that it is on.
+    """
 
     kind = "simulated"
-    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall", "shift"})
+    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall", "shift", "divide"})
 
-    def __init__(self, group: Group, rank: int) -> None:
+    def __init__(self, group: Group, rank: int, host: int = 0) -> None:
         super().__init__(rank, group.size)
-        self._group = group
+        self._group, self._number, self._times = group, host, 0
 
     def _check_support(self, call: Call, tensor: Tensor) -> None:
         """Nothing is sent, so everything can be carried."""
+
+    def _host(self) -> int:
+        return self._number
+
+    def _make_parts(self, parts: Sequence[Sequence[int]]) -> "SimulatedCommunicator | None":
+        self._times += 1
+        own = next((tuple(part) for part in parts if self.rank in part), None)
+        if own is None:
+            return None
+        return SimulatedCommunicator(self._group.part(own, self._times), own.index(self.rank), self._number)
 
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
         return _SimulatedHandle(self._group, self.rank, self._group.enter(self.rank, call, tensor), into)
@@ -84,6 +110,9 @@ class _SimulatedHandle:
         self._meeting: Meeting | None = meeting
         self._into = into
 
+    def done(self) -> bool:
+        return self._meeting is None or self._group.is_decided(self._meeting)
+
     def wait(self) -> Tensor:
         if self._meeting is not None:
             result = self._group.wait(self._rank, self._meeting)
@@ -94,10 +123,12 @@ class _SimulatedHandle:
         return self._into
 
 
-def _run_rank(group: Group, rank: int, fn: Callable[[SimulatedCommunicator], T], results: dict[int, T]) -> None:
+def _run_rank(
+    group: Group, rank: int, per_node: int, fn: Callable[[SimulatedCommunicator], T], results: dict[int, T]
+) -> None:
     """Run one rank and tell the group how it ended."""
     try:
-        results[rank] = fn(SimulatedCommunicator(group, rank))
+        results[rank] = fn(SimulatedCommunicator(group, rank, rank // per_node))
     except BaseException as error:  # also SystemExit and pytest's outcomes: simulate() raises it again
         group.end(rank, error)
     else:

@@ -6,7 +6,7 @@ The one file that imports torch.distributed.
 import atexit
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -60,7 +60,7 @@ class TorchCommunicator(CheckedCommunicator):
     """
 
     kind = "torch"
-    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall", "shift"})
+    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall", "shift", "divide"})
 
     def __init__(self, process_group: Any = None, timeout: float | None = None) -> None:
         original = _checked_group(process_group)
@@ -72,7 +72,7 @@ class TorchCommunicator(CheckedCommunicator):
                 "it has to be gloo (CPU) or nccl (GPUs)"
             )
         self._own = original is dist.group.WORLD
-        self._group: Any = _dedicated(original, timeout) if self._own else original
+        self._group: Any = _new_group(original, timeout) if self._own else original
         super().__init__(dist.get_rank(self._group), dist.get_world_size(self._group))
         self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (RuntimeError, ValueError))
         self._messages = _Messages()
@@ -149,6 +149,32 @@ class TorchCommunicator(CheckedCommunicator):
         if call.op == "allreduce" and call.dtype not in SUMMED:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUMMED)
             raise ConfigurationError(f"{call}: torch.distributed cannot sum this dtype; convert it to one of {known}")
+
+    @staticmethod
+    def leaves_out(process_group: Any) -> bool:
+        """Whether this rank is outside: torch.distributed then has no group for it."""
+        return process_group == dist.GroupMember.NON_GROUP_MEMBER or (
+            isinstance(process_group, dist.ProcessGroup) and dist.get_rank(process_group) < 0
+        )
+
+    def _make_parts(self, parts: Sequence[Sequence[int]]) -> "TorchCommunicator | None":
+        if [len(part) for part in parts] == [self.size]:
+            # The whole group again. Collectives match by their order, which is the same for all ranks: it serves both.
+            return TorchCommunicator(self._group, self._waiter.timeout)
+        if self.size < dist.get_world_size():
+            # Groups made by their members alone hang in torch 2.13 where ranks are in different numbers of groups.
+            raise ConfigurationError(
+                "a process group that leaves out ranks of the job cannot be divided by node: torch.distributed makes "
+                "groups with all ranks only; connect to all of them, or use MPI"
+            )
+        ranks = dist.get_process_group_ranks(self._group)
+        groups = [_new_group(self._group, self._waiter.timeout, [ranks[rank] for rank in part]) for part in parts]
+        own = next((number for number, part in enumerate(parts) if self.rank in part), None)
+        if own is None:
+            return None
+        made = TorchCommunicator(groups[own], self._waiter.timeout)
+        made._own = True
+        return made
 
     def _release(self) -> None:
         self._leave()
@@ -243,12 +269,12 @@ def _checked_group(process_group: Any) -> Any:
     return process_group
 
 
-def _dedicated(world: Any, timeout: float | None) -> Any:
-    """A new group of all ranks, with the back ends of ``world``."""
+def _new_group(like: Any, timeout: float | None, ranks: list[int] | None = None) -> Any:
+    """A new group of all ranks or those given, with the back ends of ``like``; all ranks of the job call this."""
     # The back end's own clock runs from the start of a collective, ours from when somebody waits for it: its limit is
     # kept out of the way of shorter ones.
     limit = USUAL_LIMIT if timeout is None else max(USUAL_LIMIT, timedelta(seconds=2 * timeout))
-    return dist.new_group(timeout=limit, backend=dist.get_backend_config(world), group_desc="ringprune")
+    return dist.new_group(ranks, limit, backend=dist.get_backend_config(like), group_desc="ringprune")
 
 
 def _moved(tensor: Tensor) -> Tensor:

@@ -36,6 +36,10 @@ class FinishedHandle:
     def __init__(self, result: Tensor) -> None:
         self._result = result
 
+    def done(self) -> bool:
+        """It is."""
+        return True
+
     def wait(self) -> Tensor:
         """Return the result."""
         return self._result
@@ -144,11 +148,18 @@ class _PolledHandle:
         self, waiter: Waiter, call: Call, done: Callable[[], bool], result: Callable[[], Tensor], kept: Tensor
     ) -> None:
         self.call = call
-        self.done = done
+        self._done = done
         self.result = result
         self.kept = kept
         self._waiter = waiter
         self._outcome: Tensor | CommunicatorError | None = None
+
+    def done(self) -> bool:
+        """Whether the collective is over, well or not; asking lets some libraries make progress."""
+        try:
+            return self._outcome is not None or self._done()
+        except self._waiter.library_errors:
+            return True  # wait() raises it
 
     def wait(self) -> Tensor:
         """Block until the collective is done and return its result; again, the same result or error."""

@@ -8,6 +8,7 @@ from ringprune.exchange.lane import Setting
 from ringprune.exchange.packed import PackedLane
 from ringprune.plan import Bucket
 from ringprune.residual import Correction
+from ringprune.routing import sent_whole
 
 __all__ = ["AheadLane"]
 
@@ -31,13 +32,18 @@ class AheadLane(PackedLane):
 
     def look_ahead(self, step: int) -> None:
         """Stages 2 to 4 of ``step`` on the residual and the weights as they are, which are those of the step before."""
-        self._prepare(step)
+        if step and sent_whole(self._setting.policy.density.at(step - 1)):
+            return  # nothing is left over to choose by
+        self._choose(step)
         self._chosen_for = step
-        positions = None
+        self._send(step)
+
+    def _choose(self, step: int) -> None:
+        """Stages 2 and 3 on what the steps before have left over."""
+        self._prepare(step)
         if self._is_root(step):
             with self._setting.metrics.stage("select"):
-                positions = self.residual.select(self._weights(), self._selecting(), self.bucket.offsets)
-        self._send(step, positions)
+                self._positions = self.residual.select(self._weights(), self._selecting(), self.bucket.offsets)
 
     def forget(self) -> None:
         """The state changes otherwise than by a step: what was chosen ahead is chosen again when it is needed."""
@@ -51,7 +57,7 @@ class AheadLane(PackedLane):
             # to choose by but the gradient; only roots choose, so that this rank may decide by its own.
             if not bool(self.residual.residual.any()):
                 return super()._begin(step, corrected, correction)
-            self.look_ahead(step)
+            self._choose(step)
         self._chosen_for = None
         with self._setting.metrics.stage("accumulate"):
             return self.residual.accumulate(corrected, correction)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ringprune import packing
-from ringprune.exchange.lane import Lane, Setting
+from ringprune.exchange.lane import Lane, Setting, UnderWay
 from ringprune.plan import Bucket
 from ringprune.residual import Correction
 
@@ -31,10 +31,10 @@ class DenseLane(Lane):
     def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> None:
         with self._setting.metrics.stage("pack"):
             packing.flatten(corrected, correction.factors, self._buffer)
-        self._reduce(self._buffer)
 
-    def _messages(self, step: int) -> Iterator[None]:
-        return iter(())
+    def _messages(self, step: int) -> Iterator[UnderWay | None]:
+        self._reduce(self._buffer)
+        yield from self._rounds()
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
         """Wait for the averages and write them."""

@@ -1,16 +1,20 @@
 """Runs the lanes of all buckets in one order on every rank, and makes a step of all or of none."""
 
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ringprune import ops
-from ringprune.comm.communicator import Communicator
+from ringprune.comm.communicator import Communicator, Nodes
+from ringprune.errors import RingPruneError
 from ringprune.exchange.ahead import AheadLane
 from ringprune.exchange.dense import DenseLane
 from ringprune.exchange.kept import KeptLane, RoundedLane
 from ringprune.exchange.lane import Lane, Setting
+from ringprune.exchange.node import NodeLane
 from ringprune.exchange.own import OwnLane
 from ringprune.exchange.packed import PackedLane
 from ringprune.exchange.start_check import check_start
@@ -39,6 +43,7 @@ class Exchange:
         mean: average or sum.
         velocity: accumulate a velocity (momentum correction).
         spare: keep what :meth:`abandon` needs; False for callers who only start steps that will be made.
+        nodes: ``comm`` divided by node, where the exchange is one between nodes; None where it is one between ranks.
 
     Attributes:
         step: exchanges made; the counter behind roots, exploration and warm-up.
@@ -56,11 +61,17 @@ class Exchange:
         mean: Mean,
         velocity: bool,
         spare: bool,
+        nodes: Nodes | None = None,
     ) -> None:
         self.step = 0
         self._plan, self._checked = plan, False
-        self._setting = Setting(policy, comm, metrics, weights, seed, mean, velocity, spare)
-        self._lanes = [_lane(bucket, self._setting) for bucket in plan.buckets]
+        ring = RingChoice(0, "our ring, as asked for") if policy.reduction == "ring" else RingChoice.never()
+        self._setting = Setting(policy, comm, metrics, weights, seed, mean, velocity, spare, ring)
+        self._keeps = [issubclass(_kind(bucket, policy), KeptLane) for bucket in plan.buckets]
+        self._lanes = [_lane(bucket, self._setting, nodes) for bucket in plan.buckets]
+        self._turns: deque[Lane] = deque()
+        self._error: RingPruneError | None = None
+        self._measures = policy.reduction == "auto" and nodes is None
 
     def begin(self) -> None:
         """Open a step; the first one also checks that all ranks start from the same weights and step.
@@ -74,13 +85,12 @@ class Exchange:
         if not self._checked:
             check_start(self.step, setting.weights, self._plan, setting.comm, setting.metrics)
             self._checked = True
-            setting.ring = self._choose_ring()
+            if self._measures:
+                setting.ring = self._choose_ring()
 
     def _choose_ring(self) -> RingChoice:
         """Who sums float32 values; measured where there is a choice, and messages long enough to care."""
         setting = self._setting
-        if setting.policy.reduction != "auto":
-            return RingChoice(0, "asked for") if setting.policy.reduction == "ring" else RingChoice.never()
         longest = max((self._longest(bucket) for bucket in self._plan.buckets), default=0.0)
         with setting.metrics.sending("headers"):
             return choose_ring(setting.comm, longest)
@@ -97,7 +107,8 @@ class Exchange:
         """Start bucket ``index``, and take those before it one message further.
 
         So the buckets form a pipeline: while one is being selected from, the one before it is packed and the one
-        before that is being reduced.
+        before that is being reduced. Turns are taken in one order on every rank. Where the next one would have to wait
+        for another rank it is left, and those behind it, to later calls: this one returns at once.
 
         Args:
             index: position of the bucket in the Plan; buckets are started in that order on every rank.
@@ -109,12 +120,24 @@ class Exchange:
         """
         started = self._lanes[index]
         found = started.start(self.step, corrected, correction)
-        for lane in self._lanes[: index + started.eager]:
-            lane.advance()
+        self._turns.extend([started] * (1 + started.eager) + self._lanes[:index])
+        try:
+            while self._turns and self._turns[0].done() and self._error is None:
+                self._turns.popleft().advance()
+        except RingPruneError as error:
+            self._error = error  # the same comes to all ranks, at the latest in reduce(): there all raise it
         return found
 
     def reduce(self) -> None:
-        """Start all messages that are left. All buckets have been started."""
+        """Start all messages that are left. All buckets have been started.
+
+        Raises:
+            CommunicatorError: a message is damaged, or no proposal; on all ranks.
+        """
+        if self._error is not None:
+            raise self._error
+        while self._turns:
+            self._turns.popleft().advance()
         under_way: list[Lane] = self._lanes
         while under_way:
             under_way = [lane for lane in under_way if lane.advance()]
@@ -127,6 +150,8 @@ class Exchange:
         """
         for lane in self._lanes:
             lane.finish([outputs[i] for i in lane.bucket.members])
+        for lane in self._lanes:
+            lane.settle()
         self.step += 1
         self._setting.metrics.exchanged()
 
@@ -150,12 +175,12 @@ class Exchange:
         """Send all residuals, whole; afterwards nothing is private to a rank. Velocities become their mean.
 
         Args:
-            outputs: one contiguous tensor per parameter; those of buckets with a residual are overwritten with the
-                average.
+            outputs: one contiguous tensor per parameter; those of packed buckets are overwritten with the average.
         """
         self.forget()
-        for lane in self._lanes:
-            lane.flush([outputs[i] for i in lane.bucket.members])
+        for lane, keeps in zip(self._lanes, self._keeps, strict=True):
+            if keeps:
+                lane.flush([outputs[i] for i in lane.bucket.members])
 
     def forget(self) -> None:
         """Wait for what was begun of the next step and forget it; on all ranks. It is begun again when it is needed."""
@@ -163,8 +188,8 @@ class Exchange:
             lane.forget()
 
     def keeps(self) -> list[bool]:
-        """For each parameter, whether something of it may be kept back."""
-        keeping = {i for lane in self._lanes if isinstance(lane, KeptLane) for i in lane.bucket.members}
+        """For each parameter, whether a flush makes a step on what is kept back of it: where it travels packed."""
+        keeping = {i for bucket in self._plan.buckets if bucket.route == "packed" for i in bucket.members}
         return [i in keeping for i in range(len(self._plan.params))]
 
     @property
@@ -175,7 +200,7 @@ class Exchange:
     def tally(self) -> dict[str, int]:
         """How selection went on this rank: see :class:`ringprune.ops.Hints`."""
         total = dict.fromkeys(ops.TALLY, 0)
-        for lane in self._lanes:
+        for lane in map(_exchanging, self._lanes):
             if isinstance(lane, PackedLane):
                 total = {name: total[name] + count for name, count in lane.residual.hints.counts().items()}
         return total
@@ -183,15 +208,19 @@ class Exchange:
     def bytes_by_parameter(self) -> dict[str, dict[Content, float]]:
         """Bytes sent of each parameter, by content; they add up to those of all.
 
-        A bucket's bytes are divided by the entries that were sent of its tensors, headers evenly.
+        A bucket's bytes are divided by the entries that were sent of its tensors, dense ones by all, headers evenly.
         """
+        spec_numels = [spec.numel for spec in self._plan.params]
         metrics, params = self._setting.metrics, self._plan.params
         shares: dict[str, dict[Content, float]] = {spec.name: dict.fromkeys(CONTENTS, 0.0) for spec in params}
-        for lane in self._lanes:
+        for lane in map(_exchanging, self._lanes):
             sent = lane.sent.tolist() if isinstance(lane, KeptLane) else lane.bucket.numels
             for member, part in zip(lane.bucket.members, sent, strict=True):
                 for content, total in metrics.of_bucket(lane.bucket.index).items():
-                    shares[params[member].name][content] = total * part / max(1, sum(sent))
+                    numels = content == "dense" or not sum(sent)
+                    whole = lane.bucket.numel if numels else sum(sent)
+                    share = spec_numels[member] if numels else part
+                    shares[params[member].name][content] = total * share / max(1, whole)
         for share in shares.values():
             share["headers"] = metrics.headers / len(params)
         return shares
@@ -212,12 +241,23 @@ class Exchange:
         self._checked = False
 
 
-def _lane(bucket: Bucket, setting: Setting) -> Lane:
+def _kind(bucket: Bucket, policy: Policy) -> type[PackedLane | RoundedLane | DenseLane]:
     """The way that a bucket takes."""
-    policy = setting.policy
     if bucket.route == "packed":
         if policy.index_sets != "shared":
-            return OwnLane(bucket, setting)
-        return AheadLane(bucket, setting) if policy.lookahead else PackedLane(bucket, setting)
-    rounded = policy.dense_values != "fp32" and bucket.dtype == torch.float32
-    return RoundedLane(bucket, setting) if rounded else DenseLane(bucket, setting)
+            return OwnLane
+        return AheadLane if policy.lookahead else PackedLane
+    return RoundedLane if policy.dense_values != "fp32" and bucket.dtype == torch.float32 else DenseLane
+
+
+def _lane(bucket: Bucket, setting: Setting, nodes: Nodes | None) -> Lane:
+    kind = _kind(bucket, setting.policy)
+    if nodes is None:
+        return kind(bucket, setting)
+    between = None if nodes.across is None else kind(bucket, replace(setting, comm=nodes.across))
+    return NodeLane(bucket, setting, nodes, between)
+
+
+def _exchanging(lane: Lane) -> Lane:
+    """The lane that exchanges with other ranks under the policy; itself where this rank leaves that to another."""
+    return lane.between or lane if isinstance(lane, NodeLane) else lane

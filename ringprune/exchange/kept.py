@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ringprune import packing, wire
-from ringprune.exchange.lane import Lane, Setting, StateOf
+from ringprune.exchange.lane import Lane, Setting, StateOf, UnderWay
 from ringprune.metrics import Content
 from ringprune.plan import Bucket
 from ringprune.reduction import Mean
@@ -106,12 +106,20 @@ class RoundedLane(KeptLane):
 
     def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
         with self._setting.metrics.stage("accumulate"):
-            found = self.residual.accumulate(corrected, correction)
+            return self.residual.accumulate(corrected, correction)
+
+    def _messages(self, step: int) -> Iterator[UnderWay | None]:
         with self._setting.metrics.stage("pack"):
             self._count(None)
             values = packing.pack_whole(self.residual.next_residual)
         self._reduce(values)
-        return found
-
-    def _messages(self, step: int) -> Iterator[None]:
         yield from self._rounds()
+
+    def flush(self, outputs: Sequence[Tensor]) -> None:
+        """Make the residuals one mean on all ranks: no gradient is held back but the last one's rounding.
+
+        It is sent with the next step. As a step of its own it would go past the momentum that its gradient had.
+        """
+        with self._setting.metrics.sending("dense", self.bucket.index):
+            average = Mean().start(self._setting.comm, self.residual.residual, name=f"bucket {self.bucket.index} rest")
+        average.wait()

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,10 +16,18 @@ from ringprune.reduction import Average, Mean, RingChoice
 from ringprune.residual import Correction
 from ringprune.wire import ValueCode
 
-__all__ = ["Lane", "Setting", "StateOf"]
+__all__ = ["Lane", "Setting", "StateOf", "UnderWay"]
 
 StateOf = dict[int, dict[str, Tensor]]
 """What must be saved of each member of a bucket, by its position in the Plan: flat views."""
+
+
+class UnderWay(Protocol):
+    """What a turn may wait for."""
+
+    def done(self) -> bool:
+        """Whether it would not have to."""
+        ...
 
 
 @dataclass
@@ -55,7 +64,7 @@ class Setting:
 class Lane(ABC):
     """State of one bucket, and its messages under way.
 
-    A step is :meth:`start`, :meth:`advance` until it returns False, then :meth:`finish` or :meth:`abandon`.
+    A step is :meth:`start`, turns by :meth:`advance` until it returns False, then :meth:`finish` or :meth:`abandon`.
 
     Args:
         bucket: the tensors.
@@ -63,37 +72,43 @@ class Lane(ABC):
         content: what its values are counted as.
 
     Attributes:
-        eager: its first message after :meth:`start` needs no waiting, so it is advanced at once.
+        eager: what its second turn waits for was sent long ago, so it gets that turn at once.
     """
 
     eager = False
 
     def __init__(self, bucket: Bucket, setting: Setting, content: Content) -> None:
         self.bucket, self._setting, self._content = bucket, setting, content
-        self._turns: Iterator[None] = iter(())
+        self._turns: Iterator[UnderWay | None] = iter(())
+        self._waiting: UnderWay | None = None
         self._reduction: Average | None = None
 
     def start(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor | None:
-        """The stages that need no other rank, and the first message; does not wait for another rank.
+        """The stages that need no other rank; nothing is sent.
 
         Returns:
             How many entries of each tensor are NaN or infinite, int64, where that was learnt on the way.
         """
         found = self._begin(step, corrected, correction)
-        self._turns = self._messages(step)
+        self._turns, self._waiting = self._messages(step), None
         return found
 
+    def done(self) -> bool:
+        """Whether the next turn needs no waiting."""
+        return self._waiting is None or self._waiting.done()
+
     def advance(self) -> bool:
-        """Wait for the message under way and start the next; False where none is left to start."""
-        return next(self._turns, self) is not self
+        """One turn: wait for the message under way, start the next; False where no turn is left after it."""
+        self._waiting = next(self._turns, None)
+        return self._waiting is not None
 
     @abstractmethod
     def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor | None:
-        """Accumulate, and start the first message."""
+        """Accumulate, and what else can be done alone."""
 
     @abstractmethod
-    def _messages(self, step: int) -> Iterator[None]:
-        """The messages after the first: each turn waits for the one under way, starts the next, and yields."""
+    def _messages(self, step: int) -> Iterator["UnderWay | None"]:
+        """The turns: each waits for the message before it, starts the next and yields what the next turn waits for."""
 
     @abstractmethod
     def _code(self) -> ValueCode | None:
@@ -101,7 +116,10 @@ class Lane(ABC):
 
     @abstractmethod
     def finish(self, outputs: Sequence[Tensor]) -> None:
-        """Wait for the last message, write the averages into the bucket's tensors, let the step take effect."""
+        """Wait for the last message, write the averages into the bucket's tensors, let the step take effect.
+
+        What a lane has written is certain to be there after :meth:`settle`.
+        """
 
     def abandon(self) -> None:
         """The step is not made: wait for the last message and forget it; the state is as it was before."""
@@ -113,6 +131,9 @@ class Lane(ABC):
 
     def forget(self) -> None:  # noqa: B027
         """Forget what was begun ahead; on all ranks."""
+
+    def settle(self) -> None:  # noqa: B027 - most lanes have nothing under way then
+        """After :meth:`finish` of all lanes: wait for what that has started."""
 
     def flush(self, outputs: Sequence[Tensor]) -> None:  # noqa: B027 - most lanes keep nothing
         """Send all that is kept back, whole, and write its average into the bucket's tensors."""
@@ -130,14 +151,12 @@ class Lane(ABC):
             ring = self._setting.sums_by_ring(values) and (code is None or self._setting.policy.reduction == "ring")
             self._reduction = self._setting.mean.start(self._setting.comm, values, code, ring=ring, name=name)
 
-    def _rounds(self) -> Iterator[None]:
+    def _rounds(self) -> Iterator["UnderWay | None"]:
         """The messages of the reduction after its first."""
-        while True:
+        while self._under_way().unfinished:
+            yield self._under_way()
             with self._setting.metrics.stage("reduce"), self._setting.metrics.sending(self._content, self.bucket.index):
-                more = self._under_way().advance()
-            if not more:
-                return
-            yield
+                self._under_way().advance()
 
     def _wait(self) -> tuple[Tensor, Tensor | None]:
         """The averages, and what rounding dropped on this rank."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from ringprune import packing, selection
-from ringprune.exchange.lane import Setting
+from ringprune.exchange.lane import Setting, UnderWay
 from ringprune.exchange.packed import PackedLane
 from ringprune.metrics import Content
 from ringprune.ops import PAD
@@ -19,6 +19,8 @@ PAIRS: tuple[Content, ...] = ("indices", "values")
 
 class OwnLane(PackedLane):
     """Stages 1 to 7 of a bucket whose ranks each keep an index set of their own.
+
+    How many entries each rank has is told once the bucket is full; the entries themselves travel in :meth:`finish`.
 
     Args:
         bucket: the tensors.
@@ -37,24 +39,19 @@ class OwnLane(PackedLane):
         """Every rank selects."""
         return any(self._counts)
 
-    def _send(self, step: int, positions: Tensor | None) -> None:
-        """Nothing is agreed upon; indices travel with their values."""
-        self._indices = None if positions is None else positions[positions != PAD]
-
-    def _messages(self, step: int) -> Iterator[None]:
+    def _messages(self, step: int) -> Iterator[UnderWay | None]:
         metrics = self._setting.metrics
         with metrics.stage("pack"):
+            self._indices = None if self._positions is None else self._positions[self._positions != PAD]
             values = self._pack()
         if self._indices is None:
             self._reduce(values)
-            yield
             yield from self._rounds()
             return
         with metrics.stage("reduce"), metrics.sending(PAIRS, self.bucket.index):
             kind = GatheredReduction if self._setting.policy.index_sets == "gathered" else SparseReduction
             name = f"bucket {self.bucket.index} own values"
             self._sum = kind(self._setting.comm, self._indices.cpu(), values.cpu(), self.bucket.numel, name=name)
-        yield
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
         """Wait for the sums, write their averages at all ranks' indices; the new state takes effect."""

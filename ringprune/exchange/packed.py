@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ringprune import agreement, importance, packing, selection, wire
 from ringprune.exchange.kept import KeptLane
-from ringprune.exchange.lane import Setting, StateOf
+from ringprune.exchange.lane import Setting, StateOf, UnderWay
 from ringprune.plan import Bucket
 from ringprune.residual import Correction, Selecting
 from ringprune.routing import sent_whole
@@ -28,24 +28,23 @@ class PackedLane(KeptLane):
         self._rms = self._next_rms = torch.zeros(len(bucket.members), dtype=torch.float64)
         self._proposals: agreement.Proposals | None = None
         self._counts: list[int] = []
+        self._positions: Tensor | None = None
+        self._whole = False
         self._explored: Tensor | None = None
         self._index_code = wire.index_code(0, bucket.numel)
         self._roots = setting.policy.roots.number(setting.comm.size)
 
     def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
-        """Stages 1 to 4: select and send, where this rank is a root of the bucket; accumulate and receive elsewhere."""
+        """Stages 1 to 3, where this rank is a root of the bucket; accumulate elsewhere."""
         metrics = self._setting.metrics
         self._prepare(step)
         if not self._is_root(step):
             with metrics.stage("accumulate"):
-                nonfinite = self.residual.accumulate(corrected, correction)
-            self._send(step, None)
-            return nonfinite
+                return self.residual.accumulate(corrected, correction)
         with metrics.stage("select"):
-            positions, nonfinite = self.residual.accumulate_select(
+            self._positions, nonfinite = self.residual.accumulate_select(
                 corrected, correction, self._weights(), self._selecting()
             )
-        self._send(step, positions)
         return nonfinite
 
     def _prepare(self, step: int) -> None:
@@ -55,9 +54,10 @@ class PackedLane(KeptLane):
             self._next_rms = self._rms
             if step % importance.RMS_REFRESH == 0:
                 self._next_rms = importance.root_mean_square(self._weights())
-        self._proposals = self._explored = None
+        self._proposals = self._explored = self._positions = None
         density = policy.density.at(step)
-        self._counts = [] if sent_whole(density) else self._shares(step, density)
+        self._whole = sent_whole(density)
+        self._counts = [] if self._whole else self._shares(step, density)
 
     def _shares(self, step: int, density: float) -> list[int]:
         """Entries that each root proposes of each tensor; what is explored is drawn here, the same on every rank."""
@@ -80,10 +80,10 @@ class PackedLane(KeptLane):
         score = self._setting.policy.score
         return Selecting(score.name, score.parameters(self._next_rms), self._counts)
 
-    def _send(self, step: int, positions: Tensor | None) -> None:
-        """[4] Send this rank's proposal, or receive those of the roots."""
-        bucket, setting = self.bucket, self._setting
-        if not any(self._counts):
+    def _send(self, step: int) -> None:
+        """[4] Send this rank's proposal, or receive those of the roots; once."""
+        bucket, setting, positions = self.bucket, self._setting, self._positions
+        if not any(self._counts) or self._proposals is not None:
             return
         self._index_code = wire.index_code(sum(self._counts), bucket.numel, setting.policy.index_format)
         with setting.metrics.stage("agree"), setting.metrics.sending("indices", bucket.index):
@@ -94,19 +94,21 @@ class PackedLane(KeptLane):
             name = f"bucket {bucket.index} indices"
             self._proposals = agreement.Proposals(setting.comm, self._roots_of(step), message, name=name)
 
-    def _messages(self, step: int) -> Iterator[None]:
+    def _messages(self, step: int) -> Iterator[UnderWay | None]:
         metrics = self._setting.metrics
+        self._send(step)
+        if self._proposals is not None:
+            yield self._proposals
         with metrics.stage("agree"):
             self._indices = self._agreed(step)
         with metrics.stage("pack"):
             values = self._pack()
         self._reduce(values)
-        yield
         yield from self._rounds()
 
     def _agreed(self, step: int) -> Tensor | None:
         """[4] The index set of this step; None where the bucket is sent whole."""
-        if sent_whole(self._setting.metrics.density):
+        if self._whole:
             return None
         sets = []
         for root, message in self._proposals.wait() if self._proposals is not None else ():

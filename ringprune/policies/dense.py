@@ -35,4 +35,5 @@ def Dense(values: str = "fp32") -> Policy:
         mask_velocity=False,
         clipping=Clipping(),
         dense_values=values,
+        reduction="library",
     )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ringprune.comm.communicator import Communicator, Handle
+from ringprune.errors import CommunicatorError
 from ringprune.reduction.reduction import ValueCode
 
 __all__ = ["CodedReduction"]
@@ -28,6 +29,7 @@ class CodedReduction:
 
     Attributes:
         rest: float32, shape ``(n,)``: what rounding dropped on this rank.
+        unfinished: the sums have still to be sent.
     """
 
     def __init__(self, comm: Communicator, values: Tensor, code: ValueCode, *, name: str) -> None:
@@ -36,7 +38,8 @@ class CodedReduction:
         self._regions = [slice(a, b) for a, b in pairwise(ends)]
         self._numels = [b - a for a, b in pairwise(ends)]
         self.rest = torch.empty_like(values)
-        self._gathering = False
+        self.unfinished = True
+        self._error: CommunicatorError | None = None
         self._handle = self._scatter() if comm.size > 1 else None
 
     def _scatter(self) -> Handle:
@@ -52,17 +55,25 @@ class CodedReduction:
         received = [0 if other == rank else own for other in range(self._comm.size)]
         return self._comm.alltoall(torch.cat(pieces), splits=sizes, received=received, name=f"{self._name}, scattered")
 
-    def advance(self) -> bool:
+    def done(self) -> bool:
+        """Whether the message under way is there."""
+        return self._handle is None or self._handle.done()
+
+    def advance(self) -> None:
         """Sum this rank's region once its pieces are there, and start to send the sum."""
-        if self._gathering:
-            return False
-        self._gathering = True
+        if not self.unfinished:
+            return
+        self.unfinished = False
         own = self._regions[self._comm.rank]
-        total = self._values[own] if self._handle is None else self._sum(self._handle.wait())
-        message = self._code.encode(total, self.rest[own])
+        try:
+            total = self._values[own] if self._handle is None else self._sum(self._handle.wait())
+            message = self._code.encode(total, self.rest[own])
+        except CommunicatorError as error:
+            # Only this rank has seen it, and the others wait for the sum: what they get tells them that there is none.
+            self._error = error
+            message = self._values.new_zeros(self._code.size(self._numels[self._comm.rank]), dtype=torch.uint8)
         sizes = [self._code.size(n) for n in self._numels]
         self._handle = self._comm.allgather(message, sizes=sizes, name=f"{self._name}, gathered")
-        return True
 
     def _sum(self, received: Tensor) -> Tensor:
         rank, count = self._comm.rank, self._numels[self._comm.rank]
@@ -74,10 +85,17 @@ class CodedReduction:
         return total
 
     def wait(self) -> Tensor:
-        """The sum, the same bytes on every rank."""
+        """The sum, the same bytes on every rank.
+
+        Raises:
+            CommunicatorError: a message was damaged; on all ranks.
+        """
         self.advance()
         assert self._handle is not None
-        messages = torch.split(self._handle.wait(), [self._code.size(n) for n in self._numels])
+        gathered = self._handle.wait()
+        if self._error is not None:
+            raise self._error
+        messages = torch.split(gathered, [self._code.size(n) for n in self._numels])
         for rank, (message, region) in enumerate(zip(messages, self._regions, strict=True)):
             name = f"sum of {self._name} from rank {rank}"
             self._values[region] = self._code.decode(message, self._numels[rank], name=name)

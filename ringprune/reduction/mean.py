@@ -69,9 +69,18 @@ class Average:
     def __init__(self, reduction: Reduction, factor: float, predivide: float) -> None:
         self._reduction, self._factor, self._predivide = reduction, factor, predivide
 
-    def advance(self) -> bool:
-        """Wait for the message under way and start the next; False where no more is to be started."""
-        return self._reduction.advance()
+    @property
+    def unfinished(self) -> bool:
+        """Whether another message has to be started after the one under way."""
+        return self._reduction.unfinished
+
+    def done(self) -> bool:
+        """Whether the message under way is there."""
+        return self._reduction.done()
+
+    def advance(self) -> None:
+        """Wait for the message under way and start the next."""
+        self._reduction.advance()
 
     def wait(self) -> Tensor:
         """The averages, the same bytes on every rank."""

@@ -36,8 +36,17 @@ class Reduction(Protocol):
         """
         ...
 
-    def advance(self) -> bool:
-        """Wait for the message under way and start the next; False, without waiting, where none is left to start."""
+    @property
+    def unfinished(self) -> bool:
+        """Whether another message has to be started after the one under way."""
+        ...
+
+    def done(self) -> bool:
+        """Whether the message under way is there, so that :meth:`advance` or :meth:`wait` does not wait."""
+        ...
+
+    def advance(self) -> None:
+        """Wait for the message under way and start the next."""
         ...
 
     def wait(self) -> Tensor:
@@ -59,13 +68,17 @@ class LibraryReduction:
     """
 
     rest = None
+    unfinished = False
 
     def __init__(self, comm: Communicator, values: Tensor, *, name: str) -> None:
         self._handle = comm.allreduce(values, name=name)
 
-    def advance(self) -> bool:
+    def done(self) -> bool:
+        """Whether the sum is there."""
+        return self._handle.done()
+
+    def advance(self) -> None:
         """Nothing is left to start."""
-        return False
 
     def wait(self) -> Tensor:
         """The sum."""

@@ -61,6 +61,8 @@ class RingReduction:
             :meth:`wait`. The ranks' contributions add up to the result and all ranks' ``rest``.
     """
 
+    unfinished = False
+
     def __init__(self, comm: Communicator, values: Tensor, code: ValueCode | None, *, name: str) -> None:
         self._comm = comm
         self._code = code
@@ -81,9 +83,12 @@ class RingReduction:
         while len(self._under_way) < min(self._window, self._total):
             self._start_next()
 
-    def advance(self) -> bool:
+    def done(self) -> bool:
+        """Whether the first of the shifts under way is over."""
+        return not self._under_way or self._under_way[0].handle.done()
+
+    def advance(self) -> None:
         """Nothing is left to others to start: :meth:`wait` starts each shift when the one before it is done."""
-        return False
 
     def wait(self) -> Tensor:
         """Block until the sum is complete.
@@ -214,7 +219,7 @@ class _Regions:
     def write_back(self) -> None:
         """Write what is kept aside to where it belongs."""
         for begin, padded in self._padded:
-            self.whole[begin:] = padded[: self.whole.numel() - begin]
+            self.whole[begin:] = padded[: max(0, self.whole.numel() - begin)]
 
     def _cut(self, begin: int, count: int) -> Tensor:
         present = self.whole[begin : begin + count]

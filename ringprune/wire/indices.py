@@ -4,6 +4,7 @@ The size of each depends only on how many positions there may be and on the size
 so that all ranks choose alike, and nobody has to be told a size.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -115,7 +116,7 @@ class IndexCode:
         if self.coding == "list":
             positions[:] = first.view(np.int32)[:kept]
             lawful = kept == 0 or bool(
-                (positions[0] >= 0) & (positions[-1] < self.numel) & (np.diff(positions) > 0).all()
+                (positions[0] >= 0) & (positions[-1] < self.numel) & (positions[1:] > positions[:-1]).all()
             )
         elif self.coding == "bitmap":
             lawful = read_bitmap(first, self.numel, positions)
@@ -129,6 +130,7 @@ class IndexCode:
         return torch.from_numpy(positions).to(message.device)
 
 
+@functools.lru_cache(maxsize=1024)
 def index_code(count: int, numel: int, coding: str = "auto") -> IndexCode:
     """How at most ``count`` of ``numel`` positions travel.
 

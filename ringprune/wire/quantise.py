@@ -11,6 +11,8 @@ __all__ = ["BLOCK", "dequantise", "quantise"]
 BLOCK = 256
 """Values that share a scale: a bfloat16 of 16 bits, 0.06 bits per value."""
 
+SMALLEST = np.float32(2.0**-126)
+
 Array: TypeAlias = Any  # of numpy; the dtypes stand in the docstrings
 
 
@@ -44,7 +46,7 @@ def quantise(values: Array, levels: int, scales: Array, codes: Array, rest: Arra
             bits[0] = rounded << np.uint32(16)
         scales[block] = rounded
         scale = one[0]
-        if not (scale > np.float32(0)):
+        if not (scale >= SMALLEST):  # its reciprocal would be infinite: values below 1e-35 wait until they are more
             for i in range(lo, hi):
                 codes[i] = 0
                 rest[i] = values[i]

@@ -228,3 +228,43 @@ def wrong_arguments_are_refused_before_anything_is_sent(comm: Communicator) -> N
         with pytest.raises(ConfigurationError, match="do not divide"):
             comm.alltoall(torch.ones(comm.size + 1), name="x")
     assert comm.traffic.payload_bytes == before
+
+
+@contract
+def nodes_hold_every_rank_once(comm: Communicator) -> None:
+    """Divided twice: the second time the groups are there already, and must not be taken for each other."""
+    for turn in range(2):
+        before = comm.traffic.payload_bytes
+        nodes = comm.divide()
+        local, across = nodes.local, nodes.across
+        assert (across is not None) == (local.rank == 0), "the first rank of a node is the one across"
+        # Everybody's node, told by the number of its first rank: through the node's own communicator.
+        first = local.broadcast(torch.tensor(comm.rank), 0, name="first").wait().reshape(1)
+        firsts = comm.allgather(first, name="firsts").wait().tolist()
+        here = [rank for rank in range(comm.size) if firsts[rank] == firsts[comm.rank]]
+        assert local.size == len(here)
+        ranks = local.allgather(torch.tensor([comm.rank]), name="ranks").wait()
+        assert ranks.tolist() == here, "in rank order"
+        assert nodes.count == len(set(firsts))
+        if across is not None:
+            gathered = across.allgather(torch.tensor([comm.rank]), name="ranks").wait()
+            assert gathered.tolist() == sorted(set(firsts))
+            assert across.rank == sorted(set(firsts)).index(comm.rank)
+        if turn:
+            local.close()
+        assert local.traffic.payload_bytes == 8 + 8 * local.size, "each counts its own"
+        assert comm.traffic.payload_bytes - before == 16 * comm.size
+
+
+@contract
+def sums_of_nodes_are_the_sum_of_all(comm: Communicator) -> None:
+    nodes = comm.divide()
+    handles = [nodes.local.allreduce(torch.full((3,), comm.rank + i), name=f"a{i}") for i in range(5)]
+    everybody = comm.allreduce(torch.ones(2), name="a0")  # meanwhile, and under the same name
+    totals = [handle.wait() for handle in handles]
+    for i, total in enumerate(totals):
+        if nodes.across is not None:
+            nodes.across.allreduce(total, name=f"a{i}").wait()
+        nodes.local.broadcast(total, 0, name=f"b{i}").wait()
+        assert total.tolist() == [sum(range(comm.size)) + i * comm.size] * 3
+    assert everybody.wait().tolist() == [comm.size] * 2

@@ -201,3 +201,30 @@ def test_after_close_calls_are_refused() -> None:
 def test_no_ranks_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="world_size is 0"):
         simulate(0, lambda comm: None)
+
+
+def test_ranks_of_a_node_hear_of_one_that_ends() -> None:
+    def fn(comm: SimulatedCommunicator) -> None:
+        local = comm.divide().local
+        if comm.rank == 3:
+            raise ValueError("boom")
+        local.allreduce(torch.ones(1), name="of the node").wait()
+
+    with pytest.raises(ValueError, match="boom"):
+        simulate(4, fn, timeout=10, ranks_per_node=2)
+
+
+def test_a_rank_that_waits_in_another_group_is_found() -> None:
+    def fn(comm: SimulatedCommunicator) -> None:
+        local = comm.divide().local
+        where = comm if comm.rank == 1 else local
+        where.allreduce(torch.ones(1), name="all" if comm.rank == 1 else "node").wait()
+
+    with pytest.raises(CommunicatorError) as raised:
+        simulate(2, fn, timeout=0.5)
+    assert "never came, it is waiting in" in str(raised.value)
+
+
+def test_nodes_hold_at_least_one_rank() -> None:
+    with pytest.raises(ConfigurationError, match="ranks_per_node is 0"):
+        simulate(2, lambda comm: None, ranks_per_node=0)

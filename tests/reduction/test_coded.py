@@ -9,7 +9,7 @@ from torch import Tensor
 import ringprune as rp
 from ringprune.reduction import Mean
 from ringprune.reduction.coded import CodedReduction
-from ringprune.wire import value_code
+from ringprune.wire import ValueCode, value_code
 from tests.wire.test_values import CODINGS, code_named
 
 
@@ -75,3 +75,27 @@ def test_a_code_that_is_not_shorter_is_not_used() -> None:
         return average.rest
 
     assert rp.simulate(2, rank) == [None, None]
+
+
+def test_a_damaged_message_raises_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only one rank sees it at first; it used to leave the others waiting for the sum."""
+    encode = ValueCode.encode
+
+    def damaged(code: ValueCode, values: Tensor, rest: Tensor) -> Tensor:
+        message = encode(code, values, rest)
+        if values.numel() and float(values[0]) == 7.0:
+            message[-1] ^= 1
+        return message
+
+    monkeypatch.setattr(ValueCode, "encode", damaged)
+
+    def rank(comm: rp.comm.Communicator) -> str:
+        values = torch.ones(300)
+        values[0] = 7.0 if comm.rank == 1 else 1.0  # the first of what goes to rank 0
+        reduction = CodedReduction(comm, values, code_named("int8"), name="x")
+        with pytest.raises(rp.CommunicatorError) as caught:
+            reduction.wait()
+        return str(caught.value)
+
+    messages = rp.simulate(3, rank)
+    assert "x from rank 1" in messages[0] and all("sum of x from rank 0" in message for message in messages[1:])

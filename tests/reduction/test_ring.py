@@ -120,3 +120,16 @@ def test_the_ring_is_used_from_where_it_gains() -> None:
     # 0.95 * 1 - 1.95 = -1 at 100 bytes, 0.95 * 4 - 2.8 = 1 at 200: half way.
     assert choices((1.95, 1), (2.8, 4)).from_bytes == pytest.approx(150, abs=1)
     assert choices((1, 2), (3, 2), (3, 4)).from_bytes > 200, "a gain that is lost again does not count"
+
+
+@pytest.mark.parametrize("size", [5, 6, 8])
+def test_every_short_length_can_be_summed(size: int) -> None:
+    """Regions behind the last value are empty: 11 values on 5 ranks left a chunk that began beyond the end."""
+
+    def rank(comm: Communicator) -> None:
+        for numel in range(45):
+            values = torch.full((numel,), float(comm.rank))
+            total = RingReduction(comm, values, None, name=f"{numel} values").wait()
+            assert total.tolist() == [size * (size - 1) / 2] * numel
+
+    simulate(size, rank)

@@ -121,7 +121,7 @@ def test_more_indices_than_agreed_are_refused(coding: str) -> None:
         code.decode(seal(message, _CODES[coding]), name="m")
 
 
-@pytest.mark.parametrize("bad", [[-2, 3], [3, 3], [5, 4], [3, 100], [-(2**31), 3]])
+@pytest.mark.parametrize("bad", [[-2, 3], [3, 3], [5, 4], [3, 100], [-(2**31), 3], [2**31 - 1, -(2**31)]])
 def test_a_list_that_is_no_set_is_refused(bad: list[int]) -> None:
     code = index_code(2, 100, "list")
     message = code.encode(torch.tensor([1, 2], dtype=torch.int32))

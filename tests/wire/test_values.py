@@ -61,6 +61,15 @@ def test_little_is_dropped(coding: str, values: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("largest", [1e-35, 1e-36, 1e-37, 1e-38, 1e-40, 1.4e-45])
+def test_tiny_values_stay_values(coding: str, largest: float) -> None:
+    """A layer without gradients: its residual shrinks from step to step. The scale's reciprocal was infinite once."""
+    values = torch.tensor([largest, 0.0, -largest / 2, 0.0] * 100)
+    decoded, rest = round_trip(code_named(coding), values)
+    assert torch.equal(decoded.double() + rest.double(), values.double())
+
+
+@pytest.mark.parametrize("coding", CODINGS)
 def test_rest_may_be_the_values_themselves(coding: str) -> None:
     values = torch.randn(700, generator=torch.Generator().manual_seed(0))
     apart = torch.empty(700)

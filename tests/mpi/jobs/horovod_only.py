@@ -1,13 +1,15 @@
 """A job for what only the horovod communicator promises; on four ranks, two of them in a process set."""
 
 from functools import partial
+from typing import Any
 
 import horovod.torch as hvd
 import pytest
 import torch
 
 from ringprune.comm import Communicator, connect
-from ringprune.errors import CommunicatorError, ConfigurationError, UsageError
+from ringprune.comm.horovod import HorovodCommunicator
+from ringprune.errors import ArgumentTypeError, CommunicatorError, ConfigurationError, UsageError
 from tests.comm.contract import CHECKS
 from tests.mpi.inside import check_together, watchdog
 
@@ -48,9 +50,29 @@ def errors_of_horovod_name_the_collective(comm: Communicator) -> None:
 def process_sets_that_do_not_fit_are_refused(comm: Communicator) -> None:
     with pytest.raises(ConfigurationError, match=r"not known to Horovod: hvd.add_process_set\(\) it"):
         connect("horovod", process_set=hvd.ProcessSet([0, 2]))
+    with pytest.raises(ArgumentTypeError, match="process_set='all': a horovod"):
+        connect("horovod", process_set="all")
     if comm.rank in (0, 2):
+        assert connect("horovod", process_set=PART).size == 0
         with pytest.raises(ConfigurationError, match=f"rank {comm.rank} is not part of ProcessSet"):
-            connect("horovod", process_set=PART)
+            HorovodCommunicator(PART)
+
+
+def nodes_need_process_sets(comm: Any) -> None:
+    """Horovod was started with one set and cannot add others: those that are there serve, and errors name the rest."""
+    divided = connect("horovod", timeout=20)
+    divided._host = lambda: comm.rank // 2  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match=r'adds no process sets .*"dynamic"\).*: \[0, 1\], \[2, 3\]$'):
+        divided.divide()
+    divided._host = lambda: {1: 0, 3: 0}.get(comm.rank, comm.rank + 1)  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match=r"\[0, 1, 2\]$"):
+        divided.divide()
+    if PART.included():
+        part: Any = connect("horovod", process_set=PART, timeout=20)
+        for hosts in (1, 2):
+            part._host = lambda hosts=hosts: part.rank % hosts
+            nodes = part.divide()
+            assert (nodes.count, nodes.local.size) == (hosts, 2 // hosts)
 
 
 if __name__ == "__main__":
@@ -65,6 +87,7 @@ if __name__ == "__main__":
         bfloat16_is_moved_as_a_view,
         errors_of_horovod_name_the_collective,
         process_sets_that_do_not_fit_are_refused,
+        nodes_need_process_sets,
     ):
         check_together("horovod", each.__name__, partial(each, comm))
     part = connect("horovod", process_set=PART, timeout=20) if comm.rank in (1, 3) else None

@@ -8,7 +8,7 @@ from mpi4py import MPI
 
 import ringprune.comm.mpi
 from ringprune.comm import Communicator, connect
-from ringprune.errors import CommunicatorError, ConfigurationError
+from ringprune.errors import CommunicatorError, ConfigurationError, UsageError
 from tests.comm.contract import CHECKS
 from tests.mpi.inside import check_together, start
 
@@ -58,9 +58,13 @@ def the_scripts_own_messages_stay_apart(comm: Communicator) -> None:
     own.wait()
 
 
-def no_communicator_is_refused(comm: Communicator) -> None:
+def no_communicator_is_a_group_seen_from_outside(comm: Communicator) -> None:
+    outside = connect("mpi", communicator=MPI.COMM_NULL)
+    assert (outside.rank, outside.size, outside.abilities) == (-1, 0, frozenset())
+    with pytest.raises(UsageError, match='allreduce "a": this rank is not part of the group'):
+        outside.allreduce(torch.ones(1), name="a")
     with pytest.raises(ConfigurationError, match="not part of the communicator"):
-        connect("mpi", communicator=MPI.COMM_NULL)
+        ringprune.comm.mpi.MpiCommunicator(MPI.COMM_NULL)
 
 
 def errors_of_mpi_name_the_collective(comm: Communicator) -> None:
@@ -83,7 +87,7 @@ if __name__ == "__main__":
         other_devices_are_refused,
         too_long_tensors_are_refused,
         the_scripts_own_messages_stay_apart,
-        no_communicator_is_refused,
+        no_communicator_is_a_group_seen_from_outside,
         errors_of_mpi_name_the_collective,
     ):
         check_together("mpi", each.__name__, partial(each, comm))

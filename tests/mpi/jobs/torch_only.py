@@ -2,13 +2,14 @@
 
 import time
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from ringprune.comm import Communicator, connect
-from ringprune.comm.torch_distributed import SUMMED
+from ringprune.comm.torch_distributed import SUMMED, TorchCommunicator
 from ringprune.errors import ArgumentTypeError, CommunicatorError, ConfigurationError, UsageError
 from tests.comm.contract import CHECKS
 from tests.mpi.inside import check_together, watchdog
@@ -62,10 +63,25 @@ def the_scripts_own_collectives_stay_apart(comm: Communicator) -> None:
 def groups_that_do_not_fit_are_refused(comm: Communicator) -> None:
     pair = dist.new_group([0, 2])
     if comm.rank in (1, 3):
+        assert connect("torch", process_group=pair).size == 0
         with pytest.raises(ConfigurationError, match=f"rank {comm.rank} is not part of the process group given"):
-            connect("torch", process_group=pair)
+            TorchCommunicator(pair)
     with pytest.raises(ArgumentTypeError, match=r"process_group='all': a torch\.distributed\.ProcessGroup"):
         connect("torch", process_group="all")
+
+
+def a_part_of_the_ranks_is_divided_only_where_it_needs_no_new_group(comm: Communicator) -> None:
+    threes = dist.new_group([1, 2, 3])
+    if not comm.rank:
+        return
+    part: Any = connect("torch", process_group=threes, timeout=20)
+    for hosts, local in (([0, 0, 0], 3), ([0, 1, 2], 1)):
+        part._host = lambda hosts=hosts: hosts[part.rank]
+        nodes = part.divide()
+        assert (nodes.local.size, nodes.count) == (local, len(set(hosts)))
+    part._host = lambda: part.rank // 2
+    with pytest.raises(ConfigurationError, match="leaves out ranks of the job cannot be divided by node"):
+        part.divide()
 
 
 def waits_are_given_up(comm: Communicator) -> None:
@@ -110,6 +126,7 @@ if __name__ == "__main__":
         other_devices_are_refused,
         the_scripts_own_collectives_stay_apart,
         groups_that_do_not_fit_are_refused,
+        a_part_of_the_ranks_is_divided_only_where_it_needs_no_new_group,
         waits_are_given_up,
         closing_gives_back_only_what_was_made,
     ):

@@ -1,0 +1,123 @@
+"""A bucket in a hierarchy: gradients are summed inside the node, and the node's first rank exchanges for all of it."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ringprune import packing
+from ringprune.comm.communicator import Handle, Nodes
+from ringprune.exchange.lane import Lane, Setting, StateOf, UnderWay
+from ringprune.plan import Bucket
+from ringprune.residual import Correction
+from ringprune.wire import ValueCode
+
+__all__ = ["NodeLane"]
+
+
+class NodeLane(Lane):
+    """A dense sum inside the node, the policy's own lane between the nodes' first ranks, a broadcast inside the node.
+
+    What a node exchanges is its ranks' sum times nodes / ranks: the average over the nodes is then the average over all
+    ranks, however unevenly they are spread, and residuals and velocities are as large as those of one rank.
+
+    Args:
+        bucket: the tensors.
+        setting: what it shares with the other lanes; its communicator is that of all ranks.
+        nodes: the same, divided by node.
+        between: the lane of the same bucket over ``nodes.across``; None on ranks that are not the first of their node.
+
+    Attributes:
+        between: see above.
+    """
+
+    def __init__(self, bucket: Bucket, setting: Setting, nodes: Nodes, between: Lane | None) -> None:
+        super().__init__(bucket, setting, "dense")
+        self.between = between
+        self._local = nodes.local
+        self._share = nodes.count / setting.comm.size
+        self._restored = 1.0 if setting.mean.average else 1 / self._share
+        self._buffer = torch.empty(bucket.numel, dtype=bucket.dtype, device=bucket.device)
+        self._handle: Handle | None = None
+        self._outputs: Sequence[Tensor] = ()
+        self._correction: Correction | None = None
+
+    def _code(self) -> ValueCode | None:
+        return None
+
+    def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> None:
+        """Loss scale and clipping are the rank's own; momentum is the node's."""
+        with self._setting.metrics.stage("pack"):
+            packing.flatten(corrected, correction.factors, self._buffer)
+        shares = [self._share] * len(correction.factors)
+        self._correction = Correction(shares, correction.momentum, correction.nesterov)
+
+    def _messages(self, step: int) -> Iterator[UnderWay | None]:
+        with self._setting.metrics.stage("node"):
+            self._handle = self._local.allreduce(self._buffer, name=f"bucket {self.bucket.index} of the node")
+        yield self._handle
+        self._wait_for_node()
+        if self.between is None:
+            return
+        assert self._correction is not None
+        self.between.start(step, self._parts(), self._correction)
+        while self.between.advance():
+            yield self.between
+
+    def finish(self, outputs: Sequence[Tensor]) -> None:
+        """On the node's first rank wait for the averages; on all of them start to pass them on."""
+        if self.between is not None:
+            self.between.finish(self._parts())
+        self._pass_on(outputs)
+
+    def settle(self) -> None:
+        """Wait for the averages inside the node, and write them."""
+        self._wait_for_node()
+        with self._setting.metrics.stage("unpack"):
+            packing.unflatten(self._outputs, self._buffer)
+        self._outputs = ()
+
+    def look_ahead(self, step: int) -> None:
+        """As the lane between the nodes does."""
+        if self.between is not None:
+            self.between.look_ahead(step)
+
+    def forget(self) -> None:
+        """As the lane between the nodes does."""
+        if self.between is not None:
+            self.between.forget()
+
+    def abandon(self) -> None:
+        """Wait for the last message and forget it; the state is as it was before."""
+        if self.between is not None:
+            self.between.abandon()
+
+    def flush(self, outputs: Sequence[Tensor]) -> None:
+        """Send what the nodes keep, whole, and write its average."""
+        if self.between is not None:
+            self.between.flush(self._parts())
+        if self.bucket.route != "packed":
+            return  # what rounding drops stays with the nodes
+        self._pass_on(outputs)
+        self.settle()
+
+    def state(self) -> StateOf:
+        """What the node keeps, on its first rank."""
+        return {} if self.between is None else self.between.state()
+
+    def _parts(self) -> list[Tensor]:
+        """The buffer as the bucket's tensors, each flat."""
+        return list(torch.split(self._buffer, self.bucket.numels))
+
+    def _pass_on(self, outputs: Sequence[Tensor]) -> None:
+        self._outputs = outputs
+        with self._setting.metrics.stage("node"):
+            if self.between is not None and self._restored != 1.0:
+                self._buffer.mul_(self._restored)
+            self._handle = self._local.broadcast(self._buffer, 0, name=f"bucket {self.bucket.index} averages")
+
+    def _wait_for_node(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with self._setting.metrics.stage("node"):
+                handle.wait()
