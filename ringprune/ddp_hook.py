@@ -154,8 +154,7 @@ class DDPHook:
         assert self._exchange is not None
         self._note_nonfinite()
         self._verdict.saw_gradient = True
-        self._verdict.start()
-        self._exchange.reduce()
+        self._exchange.reduce(self._verdict.start)
         made = self._verdict.wait()
         try:
             if made:

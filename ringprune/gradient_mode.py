@@ -207,8 +207,7 @@ class GradientMode:
         for index in self.backward.remaining():
             self._start(index, None)
         self._note_nonfinite()
-        self._verdict.start()
-        self.exchange.reduce()
+        self.exchange.reduce(self._verdict.start)
         made = self._verdict.wait()
         if made:
             self._write_averages()

@@ -1,5 +1,6 @@
 """What roots propose, and what comes of it: bad proposals, sets chosen ahead, sets of each rank's own."""
 
+import copy
 import dataclasses
 import threading
 from typing import Any
@@ -202,9 +203,10 @@ def test_look_ahead_after_a_step_that_was_sent_whole_chooses_by_the_gradient() -
 
 def test_backward_does_not_wait_for_other_ranks() -> None:
     """A rank without a gradient starts nothing before step(); what the user sends in between used to deadlock."""
+    original = nn.Sequential(nn.Linear(60, 60), nn.Linear(60, 60), nn.Linear(60, 60))
 
     def rank(comm: rp.comm.Communicator) -> None:
-        model = nn.Sequential(nn.Linear(60, 60), nn.Linear(60, 60), nn.Linear(60, 60))
+        model = copy.deepcopy(original)
         optimizer = wrap(model, comm, rp.IWP(0.05, values="int8"), sgd, bucket_bytes=1)
         for step in range(3):
             optimizer.zero_grad()

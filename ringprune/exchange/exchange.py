@@ -1,7 +1,7 @@
 """Runs the lanes of all buckets in one order on every rank, and makes a step of all or of none."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -128,16 +128,23 @@ class Exchange:
             self._error = error  # the same comes to all ranks, at the latest in reduce(): there all raise it
         return found
 
-    def reduce(self) -> None:
+    def reduce(self, then: Callable[[], None] = lambda: None) -> None:
         """Start all messages that are left. All buckets have been started.
+
+        Args:
+            then: called once, at a place among the messages that is the same on every rank.
 
         Raises:
             CommunicatorError: a message is damaged, or no proposal; on all ranks.
         """
+        try:
+            while self._turns and self._error is None:
+                self._turns.popleft().advance()
+        except RingPruneError as error:
+            self._error = error
+        then()
         if self._error is not None:
             raise self._error
-        while self._turns:
-            self._turns.popleft().advance()
         under_way: list[Lane] = self._lanes
         while under_way:
             under_way = [lane for lane in under_way if lane.advance()]
