@@ -34,7 +34,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         named_parameters: ``model.named_parameters()``; None numbers them.
         policy: a policy, or its name with its defaults.
         comm: a communicator, the name of one, or None for the default of :func:`ringprune.connect`: Horovod if
-            initialised, otherwise MPI. On ranks outside the group that it is of the wrapper only steps.
+            initialised, else torch.distributed if initialised, else MPI. On ranks outside its group the wrapper only
+            steps.
         backward_passes_per_step: backward passes that are accumulated before an exchange.
         scaler: the loop's ``torch.amp.GradScaler``; an overflow on any rank then skips the step on all.
         model: the model; only for policies that schedule its forward pass.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import ringprune as rp
+from ringprune.wire import index_code
 from tests.training import make_model, run, same_bytes, sgd, train, weights, wrap
 
 IWP = rp.IWP(0.05)
@@ -55,7 +56,7 @@ def test_the_steady_ratio_leaves_warm_up_out() -> None:
     policy = rp.IWP(0.05, warmup=rp.Warmup(warmup))
     stats = rp.simulate(2, lambda comm: train(comm, policy, steps=steps)[1].stats())[0]
     k = sum(round(0.05 * n) for n in numels)
-    per_step = 4 * k / 2 + 4 * k + 4 * 602 + 12
+    per_step = index_code(k, sum(numels)).size / 2 + 4 * k + 4 * 602 + 12
     dense = 4 * (sum(numels) + 602)
     assert stats["steady_wire_ratio"] == pytest.approx(dense / per_step)
     assert stats["wire_ratio"] < stats["steady_wire_ratio"]

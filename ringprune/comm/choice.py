@@ -103,7 +103,7 @@ def _place_open_mpi() -> None:
 
 
 def _missing(kind: str, error: Exception) -> DependencyError:
-    package = {"horovod": "Horovod", "mpi": "mpi4py"}[kind]
+    package = {"horovod": "Horovod", "mpi": "mpi4py", "torch": "torch.distributed"}[kind]
     return DependencyError(
         f'connect("{kind}"): {package} cannot be used here ({error}). Install it with '
         f'"pip install ringprune[{kind}]"; the README says what it needs.'
