@@ -241,6 +241,17 @@ def test_bytes_are_those_of_the_formula(size: int, roots: Any, density: float, v
     assert stats["dense_equivalent_bytes"] == pytest.approx(steps * 2 * share * 4 * (sum(big) + small))
 
 
+def test_bytes_do_not_grow_with_the_ranks() -> None:
+    """Per rank they are 2 (P-1)/P of the values and (P-1)/P of one root's indices, for 64 ranks as for 2."""
+
+    def per_share(size: int) -> list[float]:
+        results = rp.simulate(size, lambda comm: train(comm, rp.IWP(0.05), steps=2)[1].stats())
+        share = (size - 1) / size
+        return [results[0][f"bytes_{content}"] / share for content in ("values", "indices", "dense")]
+
+    assert per_share(64) == pytest.approx(per_share(2))
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_bytes_of_the_parameters_add_up(policy: str) -> None:
     def rank(comm: rp.comm.Communicator) -> None:
