@@ -20,8 +20,6 @@ PAIRS: tuple[Content, ...] = ("indices", "values")
 class OwnLane(PackedLane):
     """Stages 1 to 7 of a bucket whose ranks each keep an index set of their own.
 
-    How many entries each rank has is told once the bucket is full; the entries themselves travel in :meth:`finish`.
-
     Args:
         bucket: the tensors.
         setting: what it shares with the other lanes.
@@ -52,6 +50,10 @@ class OwnLane(PackedLane):
             kind = GatheredReduction if self._setting.policy.index_sets == "gathered" else SparseReduction
             name = f"bucket {self.bucket.index} own values"
             self._sum = kind(self._setting.comm, self._indices.cpu(), values.cpu(), self.bucket.numel, name=name)
+        while self._sum.unfinished:
+            yield self._sum
+            with metrics.stage("reduce"), metrics.sending(PAIRS, self.bucket.index):
+                self._sum.advance()
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
         """Wait for the sums, write their averages at all ranks' indices; the new state takes effect."""

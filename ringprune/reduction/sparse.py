@@ -7,14 +7,15 @@ Learning", SC 2019 (split, reduce, allgather; pieces turn dense).
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ringprune.comm.communicator import Communicator
+from ringprune.comm.communicator import Communicator, Handle
 from ringprune.errors import ArgumentTypeError, CommunicatorError, ConfigurationError, RingPruneError
 from ringprune.reduction.merge import Pairs, add_pairs, ascending_within, densify, sparsify
 
@@ -36,15 +37,72 @@ def region_begins(numel: int, size: int) -> list[int]:
     return [min(rank * length, numel) for rank in range(size + 1)]
 
 
-class SparseReduction:
+class _PhasedSum(ABC):
+    """A sum of sparse contributions that takes several messages, of which the first is under way.
+
+    Args:
+        messages: how many there are.
+    """
+
+    def __init__(self, messages: int) -> None:
+        self._left = messages - 1
+        self._phases = self._run()
+        self._handle = next(self._phases)
+
+    @abstractmethod
+    def _run(self) -> Generator[Handle, None, tuple[Tensor, Tensor]]:
+        """Yield each message when it has been started, go on when it has been waited for; return the sums."""
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether another message has to be started after the one under way."""
+        return self._left > 0
+
+    def done(self) -> bool:
+        """Whether the message under way is there."""
+        return self._handle.done()
+
+    def advance(self) -> None:
+        """Wait for the message under way and start the next; raises as :meth:`wait` does."""
+        self._handle.wait()
+        self._left -= 1
+        self._handle = next(self._phases)
+
+    def wait(self) -> tuple[Tensor, Tensor]:
+        """Block until the sums are complete.
+
+        Returns:
+            The union of the ranks' indices, int32, ascending, and the sums, float32: the same bytes on every rank. -0.0
+            counts as 0.0.
+
+        Raises:
+            ArgumentTypeError, ConfigurationError: this rank's indices and values cannot be summed.
+            CommunicatorError: another rank's cannot, a message was damaged, a rank is gone, or the time limit was
+                reached. What is wrong with one rank's entries raises on all ranks.
+        """
+        while self.unfinished:
+            self.advance()
+        self._handle.wait()
+        try:
+            next(self._phases)
+        except StopIteration as end:
+            sums: tuple[Tensor, Tensor] = end.value
+            return sums
+        raise AssertionError("a message more than there are")
+
+    def drain(self) -> None:
+        """Run to the end and forget: the step is not made. No rank is left waiting for this one."""
+        self.wait()
+
+
+class SparseReduction(_PhasedSum):
     """A sum of sparse contributions under way: a reduce-scatter over regions, then an allgather of their sums.
 
     The range is cut into as many equal regions as ranks. Every rank sends each region's entries to the region's rank,
     which adds them in rank order and sends the sums to all. A region with so many entries that indices and values take
     more bytes than float32 values alone travels dense.
 
-    Making it starts the first exchange; :meth:`wait` does the rest. All ranks make, and wait for, the same ones in the
-    same order.
+    Making it starts the first message. All ranks make, advance and wait for the same ones in the same order.
 
     Args:
         comm: the communicator.
@@ -64,49 +122,47 @@ class SparseReduction:
             self._pairs = indices.numpy(), values.detach().numpy()
             self._cuts = np.searchsorted(self._pairs[0], self._begins)
             own = np.diff(self._cuts).astype(np.int32)
-        self._receive = self._counts.tell("entries", own)
+        self._own = own
+        super().__init__(messages=4)
 
-    def wait(self) -> tuple[Tensor, Tensor]:
-        """Block until the sums are complete.
-
-        Returns:
-            The union of the ranks' indices, int32, ascending, and the sums, float32: the same bytes on every rank. -0.0
-            counts as 0.0.
-
-        Raises:
-            ArgumentTypeError, ConfigurationError: this rank's indices and values cannot be summed.
-            CommunicatorError: another rank's cannot, a message was damaged, a rank is gone, or the time limit was
-                reached. What is wrong with one rank's entries raises on all ranks.
-        """
-        counts = self._receive(np.array([self._lengths] * self._comm.size))
-        lists = self._scatter(counts)
+    def _run(self) -> Generator[Handle, None, tuple[Tensor, Tensor]]:
+        told = self._counts.tell("entries", self._own)
+        yield told
+        counts = self._counts.check("entries", told, np.array([self._lengths] * self._comm.size))
+        pieces = self._scatter(counts)
+        yield pieces
         length = self._lengths[self._comm.rank]
+        lists = self._lists(pieces.wait().numpy(), counts)
         self._counts.check_lists(lists, [length] * len(lists))
         sums = add_pairs(lists, length) if self._counts.fault is None else _NONE
-        totals = self._counts.tell("sums", np.array([sums[0].size], np.int32))(np.array(self._lengths)[:, None])[:, 0]
-        return self._gather(sums, totals)
+        told = self._counts.tell("sums", np.array([sums[0].size], np.int32))
+        yield told
+        totals = self._counts.check("sums", told, np.array(self._lengths)[:, None])[:, 0]
+        gathered = self._gather(sums, totals)
+        yield gathered
+        return self._joined(gathered.wait().numpy(), totals)
 
-    def drain(self) -> None:
-        """Run to the end and forget: the step is not made. No rank is left waiting for this one."""
-        self.wait()
-
-    def _scatter(self, counts: Words) -> list[List]:
-        """Send every region to its rank; the ranks' lists of this one, with indices counted from its begin."""
+    def _scatter(self, counts: Words) -> Handle:
+        """Send every region to its rank."""
         rank, size = self._comm.rank, self._comm.size
-        pieces = [self._piece(other) for other in range(size)]
         length = self._lengths[rank]
         # What a rank has for itself is not sent.
-        sent = [_NOTHING if other == rank else _pack(pieces[other], self._lengths[other]) for other in range(size)]
+        sent = [_NOTHING if other == rank else _pack(self._piece(other), self._lengths[other]) for other in range(size)]
         received = [0 if other == rank else _word_count(counts[other, rank], length) for other in range(size)]
         splits = [piece.size for piece in sent]
-        came = self._comm.alltoall(
+        return self._comm.alltoall(
             torch.from_numpy(np.concatenate(sent)),
             splits=splits,
             received=received,
             name=f"{self._counts.name}: pieces",
-        ).wait()
-        lists = _unpack(came.numpy(), counts[:, rank], [length if other != rank else 0 for other in range(size)])
-        lists[rank] = pieces[rank]
+        )
+
+    def _lists(self, came: Words, counts: Words) -> list[List]:
+        """The ranks' lists of this rank's region, with indices counted from its begin."""
+        rank, size = self._comm.rank, self._comm.size
+        length = self._lengths[rank]
+        lists = _unpack(came, counts[:, rank], [length if other != rank else 0 for other in range(size)])
+        lists[rank] = self._piece(rank)
         return lists
 
     def _piece(self, region: int) -> Pairs:
@@ -114,18 +170,22 @@ class SparseReduction:
         cut = slice(self._cuts[region], self._cuts[region + 1])
         return indices[cut] - np.int32(self._begins[region]), values[cut]
 
-    def _gather(self, sums: Pairs, totals: Words) -> tuple[Tensor, Tensor]:
+    def _gather(self, sums: Pairs, totals: Words) -> Handle:
+        """Send the sums of this rank's region to all."""
         own = torch.from_numpy(_pack(sums, self._lengths[self._comm.rank]))
         sizes = [_word_count(total, length) for total, length in zip(totals, self._lengths, strict=True)]
-        came = self._comm.allgather(own, sizes=sizes, name=f"{self._counts.name}: sums").wait()
-        lists = _unpack(came.numpy(), totals, self._lengths)
+        return self._comm.allgather(own, sizes=sizes, name=f"{self._counts.name}: sums")
+
+    def _joined(self, came: Words, totals: Words) -> tuple[Tensor, Tensor]:
+        """All regions' sums."""
+        lists = _unpack(came, totals, self._lengths)
         self._counts.check_lists(lists, self._lengths, everywhere=True)
         regions = [sparsify(each) if isinstance(each, np.ndarray) else each for each in lists]
         indices = [each[0] + np.int32(begin) for each, begin in zip(regions, self._begins[:-1], strict=True)]
         return _tensors(np.concatenate(indices), np.concatenate([each[1] for each in regions]))
 
 
-class GatheredReduction:
+class GatheredReduction(_PhasedSum):
     """A sum of sparse contributions under way: every rank gets all ranks' entries and adds them itself, in rank order.
 
     What deep gradient compression does; its bytes grow with the number of ranks. Arguments, results, errors and order
@@ -139,21 +199,20 @@ class GatheredReduction:
         if self._counts.fault is None:
             self._pairs = indices.numpy(), values.detach().numpy()
             own[0] = indices.numel()
-        self._receive = self._counts.tell("entries", own)
+        self._own = own
+        super().__init__(messages=2)
 
-    def wait(self) -> tuple[Tensor, Tensor]:
-        """Block until the sums are complete; see :meth:`SparseReduction.wait`."""
-        counts = self._receive(np.full((self._comm.size, 1), self._numel))[:, 0]
+    def _run(self) -> Generator[Handle, None, tuple[Tensor, Tensor]]:
+        told = self._counts.tell("entries", self._own)
+        yield told
+        counts = self._counts.check("entries", told, np.full((self._comm.size, 1), self._numel))[:, 0]
         own = torch.from_numpy(_pack(self._pairs, NEVER_DENSE))
         sizes = [_word_count(count, NEVER_DENSE) for count in counts]
-        came = self._comm.allgather(own, sizes=sizes, name=f"{self._counts.name}: pieces").wait()
-        lists = _unpack(came.numpy(), counts, [NEVER_DENSE] * len(sizes))
+        gathered = self._comm.allgather(own, sizes=sizes, name=f"{self._counts.name}: pieces")
+        yield gathered
+        lists = _unpack(gathered.wait().numpy(), counts, [NEVER_DENSE] * len(sizes))
         self._counts.check_lists(lists, [self._numel] * len(sizes), everywhere=True)
         return _tensors(*add_pairs(lists, self._numel))
-
-    def drain(self) -> None:
-        """Run to the end and forget: the step is not made. No rank is left waiting for this one."""
-        self.wait()
 
 
 NEVER_DENSE = 2**32
@@ -176,15 +235,10 @@ class _Counts:
         self.name = name
         self.fault = fault
 
-    def tell(self, what: str, own: Words) -> Callable[[NDArray[np.int64]], Words]:
-        """Start telling; what is returned waits, and gives the ranks' numbers, shape ``(P, len(own))``.
-
-        Its argument is the largest number that can be, in the same shape. It raises on all ranks where one has refused
-        or told nonsense.
-        """
+    def tell(self, what: str, own: Words) -> Handle:
+        """Start telling this rank's numbers."""
         told = own if self.fault is None else np.full_like(own, REFUSED)
-        handle = self._comm.allgather(torch.from_numpy(told), name=f"{self.name}: number of {what}")
-        return lambda largest: self._checked(what, handle.wait().numpy().reshape(self._comm.size, -1), largest)
+        return self._comm.allgather(torch.from_numpy(told), name=f"{self.name}: number of {what}")
 
     def check_lists(self, lists: Sequence[List], lengths: Sequence[int], *, everywhere: bool = False) -> None:
         """Note the first damaged list as this rank's fault; raise it where every rank has the same lists."""
@@ -198,7 +252,12 @@ class _Counts:
         if everywhere and self.fault is not None:
             raise self.fault
 
-    def _checked(self, what: str, told: Words, largest: NDArray[np.int64]) -> Words:
+    def check(self, what: str, handle: Handle, largest: NDArray[np.int64]) -> Words:
+        """The ranks' numbers, shape ``(P, n)``; ``largest`` are those that can be, in the same shape.
+
+        Raises on all ranks where one has refused or told nonsense.
+        """
+        told: Words = handle.wait().numpy().reshape(self._comm.size, -1)
         if self.fault is not None:
             raise self.fault
         refused = [rank for rank in range(self._comm.size) if (told[rank] == REFUSED).any()]
