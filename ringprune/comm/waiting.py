@@ -107,6 +107,8 @@ class Waiter:
         try:
             if not handle.done():
                 self._wait(call, handle.done)
+            if handle.failure is not None:
+                raise handle.failure
             result = handle.result()
         except CommunicatorError:
             raise
@@ -149,6 +151,7 @@ class _PolledHandle:
     ) -> None:
         self.call = call
         self._done = done
+        self.failure: Exception | None = None
         self.result = result
         self.kept = kept
         self._waiter = waiter
@@ -157,9 +160,10 @@ class _PolledHandle:
     def done(self) -> bool:
         """Whether the collective is over, well or not; asking lets some libraries make progress."""
         try:
-            return self._outcome is not None or self._done()
-        except self._waiter.library_errors:
-            return True  # wait() raises it
+            return self._outcome is not None or self.failure is not None or self._done()
+        except self._waiter.library_errors as error:
+            self.failure = error  # libraries tell it once; wait() raises it
+            return True
 
     def wait(self) -> Tensor:
         """Block until the collective is done and return its result; again, the same result or error."""
