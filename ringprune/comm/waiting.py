@@ -86,7 +86,7 @@ class Waiter:
 
     def busy(self) -> bool:
         """Whether a collective is under way that the library may still work on."""
-        return any(not handle.done() for handle in self._under_way)
+        return any(not handle.is_over() for handle in self._under_way)
 
     def failed(self, call: Call, error: Exception) -> CommunicatorError:
         """What to raise for the library's ``error``."""
@@ -97,7 +97,7 @@ class Waiter:
         deadline = time.monotonic() + seconds
         left = list(self._under_way)
         while left and time.monotonic() < deadline:
-            left = [handle for handle in left if not handle.done()]
+            left = [handle for handle in left if not handle.is_over()]
             time.sleep(SHORTEST_PAUSE)
         return not left
 
@@ -158,9 +158,13 @@ class _PolledHandle:
         self._outcome: Tensor | CommunicatorError | None = None
 
     def done(self) -> bool:
-        """Whether the collective is over, well or not; asking lets some libraries make progress."""
+        """Whether :meth:`wait` would not wait; asking lets some libraries make progress."""
+        return self._outcome is not None or self.is_over()
+
+    def is_over(self) -> bool:
+        """Whether the library is through with the collective, well or not; a wait that was given up does not count."""
         try:
-            return self._outcome is not None or self.failure is not None or self._done()
+            return self.failure is not None or self._done()
         except self._waiter.library_errors as error:
             self.failure = error  # libraries tell it once; wait() raises it
             return True
