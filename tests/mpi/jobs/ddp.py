@@ -50,8 +50,10 @@ def a_policy_is_what_the_wrapper_makes_of_it(comm: rp.comm.Communicator) -> None
         assert same_bytes(got, weights(model)), float((got - weights(model)).abs().max())
     assert torch.allclose(got, weights(model), atol=1e-5)
     theirs, ours = optimizer.stats(), hook.stats()
-    for key in ("steps", "bytes_values", "bytes_indices", "bytes_dense", "realised_density"):
+    for key in ("steps", "bytes_values", "bytes_dense", "realised_density"):
         assert math.isclose(theirs[key], ours[key]), key
+    # An index message has a frame, and whole words: at most 40 bytes more for each of DDP's two packed buckets.
+    assert abs(theirs["bytes_indices"] - ours["bytes_indices"]) <= 8 * 2 * 40 * comm.size
     optimizer.close()
 
 
