@@ -241,6 +241,21 @@ def test_bytes_are_those_of_the_formula(size: int, roots: Any, density: float, v
     assert stats["dense_equivalent_bytes"] == pytest.approx(steps * 2 * share * 4 * (sum(big) + small))
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_byte_is_attributed(policy: str) -> None:
+    """What the communicator counted during the steps stands in stats(); the ring's bytes once did only in part."""
+
+    def rank(comm: rp.comm.Communicator) -> tuple[float, float]:
+        model = make_model()
+        optimizer = wrap(model, comm, POLICIES[policy])
+        start = comm.traffic.bytes_sent
+        run(model, optimizer, comm.rank, 4)
+        return optimizer.stats()["bytes_sent"], comm.traffic.bytes_sent - start
+
+    for told, counted in rp.simulate(3, rank):
+        assert told == pytest.approx(counted, rel=1e-12)
+
+
 def test_bytes_do_not_grow_with_the_ranks() -> None:
     """Per rank they are 2 (P-1)/P of the values and (P-1)/P of one root's indices, for 64 ranks as for 2."""
 

@@ -123,7 +123,8 @@ class Lane(ABC):
 
     def abandon(self) -> None:
         """The step is not made: wait for the last message and forget it; the state is as it was before."""
-        self._under_way().drain()
+        with self._setting.metrics.sending(self._content, self.bucket.index):
+            self._under_way().drain()
         self._reduction = None
 
     def look_ahead(self, step: int) -> None:  # noqa: B027 - most lanes do not
@@ -161,7 +162,8 @@ class Lane(ABC):
     def _wait(self) -> tuple[Tensor, Tensor | None]:
         """The averages, and what rounding dropped on this rank."""
         reduction, self._reduction = self._under_way(), None
-        with self._setting.metrics.stage("reduce"):
+        # Our ring sends while it is waited for.
+        with self._setting.metrics.stage("reduce"), self._setting.metrics.sending(self._content, self.bucket.index):
             return reduction.wait(), reduction.rest
 
     def _under_way(self) -> Average:
