@@ -181,6 +181,17 @@ class TorchCommunicator(CheckedCommunicator):
         if self._own:
             with suppress(ValueError):  # the script has called destroy_process_group(), which ends every group
                 dist.destroy_process_group(self._group)
+            self._group = None  # the last reference: Gloo's threads end here
+
+    def _end(self) -> None:
+        """At the end of the process: let go of the group, and end its threads where none can be waiting for a rank.
+
+        A thread of Gloo's that lets go of a tensor once the interpreter is being taken down aborts the process.
+        """
+        if self._own and not self._waiter.busy():
+            self._release()
+        else:
+            self._leave()
 
     def _leave(self) -> None:
         """Let go of the group, and never free one in which a collective is under way.
@@ -247,7 +258,7 @@ _open: "weakref.WeakSet[TorchCommunicator]" = weakref.WeakSet()
 @atexit.register
 def _let_the_process_end() -> None:
     for comm in list(_open):
-        comm._leave()
+        comm._end()
 
 
 def _checked_group(process_group: Any) -> Any:
