@@ -6,8 +6,10 @@ The ``width`` low bits of each position stand one after another in ``lows``; bit
 Loops read and write only inside the arrays given, whatever these hold: what comes from another rank may be anything.
 """
 
-import threading
+import functools
+import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -64,11 +66,18 @@ def _in_parallel(count: int) -> bool:
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
-    # A thread of its own each time: a pool would not survive a fork.
-    other = threading.Thread(target=second)
-    other.start()
+    other = _helper().submit(second)
     first()
-    other.join()
+    other.result()
+
+
+@functools.lru_cache(maxsize=1)
+def _helper() -> ThreadPoolExecutor:
+    """The second thread; it waits for work without spinning."""
+    return ThreadPoolExecutor(1, "ringprune wire")
+
+
+os.register_at_fork(after_in_child=_helper.cache_clear)  # threads do not survive a fork
 
 
 def _quiet_place(positions: Array, width: int) -> int:
