@@ -1,4 +1,4 @@
-"""Loops compiled by numba, for messages on the host: the decorator, and two instructions that numba has no name for."""
+"""Loops compiled by numba, for messages on the host: the decorator, and instructions that numba has no name for."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 from numba import njit, types
 from numba.extending import intrinsic
 
-__all__ = ["compiled", "ones", "trailing_zeros"]
+__all__ = ["bits_of", "compiled", "float_of", "ones", "trailing_zeros"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,5 +40,25 @@ def _ones(typing_context: Any, word: Any) -> Any:
     return types.uint64(types.uint64), emit
 
 
+def _bits_of(typing_context: Any, value: Any) -> Any:
+    """The bits of a float32 as a uint32."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.uint32))
+
+    return types.uint32(types.float32), emit
+
+
+def _float_of(typing_context: Any, bits: Any) -> Any:
+    """The float32 of these bits, a uint32."""
+
+    def emit(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return builder.bitcast(arguments[0], context.get_value_type(types.float32))
+
+    return types.float32(types.uint32), emit
+
+
 trailing_zeros: Any = intrinsic(_trailing_zeros)
 ones: Any = intrinsic(_ones)
+bits_of: Any = intrinsic(_bits_of)
+float_of: Any = intrinsic(_float_of)

@@ -25,9 +25,7 @@ at::Tensor accumulate(at::TensorList grads, const at::Tensor& residual, const st
       const auto accumulate_run = loop.accumulate[bucket.correction(tensor)];
       int64_t count = 0;
       for_each_block(lo, hi, [&](int64_t at, int64_t entries) {
-        const Run run = bucket.run(loop, tensor, at, entries, rooms);
-        count += accumulate_run(run);
-        bucket.store(loop, run, at);
+        count += accumulate_run(bucket.run(loop, tensor, at, entries, rooms));
       });
       if (count) std::atomic_ref(found[tensor]) += count;
     });

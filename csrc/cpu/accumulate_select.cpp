@@ -33,9 +33,7 @@ class Pass {
     Rooms rooms;
     int64_t nonfinite = 0;
     for_each_block(part.lo, part.hi, [&](int64_t lo, int64_t count) {
-      const Run next = run(part.tensor, lo, count, rooms);
-      nonfinite += accumulate_keys(next, keys.data());
-      bucket_.store(loop, next, lo);
+      nonfinite += accumulate_keys(run(part.tensor, lo, count, rooms), keys.data());
       part.add(loop, keys.data(), count, lo);
     });
     bucket_.finish(loop);
@@ -45,18 +43,19 @@ class Pass {
   // The keys that accumulate() is going to find; nothing is written but them.
   void look_ahead(int64_t tensor, int64_t lo, int64_t count, uint32_t* keys) const {
     Rooms rooms;
+    std::array<float, kBlock> residual;
+    std::array<float, kBlock> velocity;
     Run ahead = run(tensor, lo, count, rooms);
-    ahead.residual_out = rooms.residual.data();
-    ahead.velocity_out = rooms.velocity.data();
+    ahead.residual_out = residual.data();
+    ahead.velocity_out = velocity.data();
+    ahead.streams = false;
     loops().accumulate_keys[bucket_.correction(tensor)][score_](ahead, keys);
   }
 
   // The keys that accumulate() has found.
   void look_back(int64_t tensor, int64_t lo, int64_t count, uint32_t* keys) const {
     Rooms rooms;
-    Run back = run(tensor, lo, count, rooms);
-    back.residual_out = bucket_.residual_out(lo);
-    loops().keys[score_](back, keys);
+    loops().keys[score_](run(tensor, lo, count, rooms), keys);
   }
 
  private:

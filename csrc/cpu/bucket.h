@@ -42,12 +42,10 @@ inline ScoreNumber number_of(Magnitude) { return kMagnitude; }
 inline ScoreNumber number_of(Sum) { return kSum; }
 inline ScoreNumber number_of(Product) { return kProduct; }
 
-// What one thread needs besides: gradients and weights widened, and results on their way past the caches.
+// What one thread needs besides: gradients and weights widened.
 struct Rooms {
   alignas(64) std::array<float, kBlock> grad;
   alignas(64) std::array<float, kBlock> weight;
-  alignas(64) std::array<float, kBlock> residual;
-  alignas(64) std::array<float, kBlock> velocity;
 };
 
 // The flat state of a bucket and what enters it; runs are made from here.
@@ -69,36 +67,27 @@ class Bucket {
     return given_.nesterov.get(tensor) ? kNesterov : kMomentum;
   }
 
-  // The run of flat positions [lo, lo + count) of a tensor; its results are where they belong after store().
+  // The run of flat positions [lo, lo + count) of a tensor.
   Run run(const Loops& loop, int64_t tensor, int64_t lo, int64_t count, Rooms& rooms) const {
     return {
         grads_[tensor].at(loop, lo - offsets_[tensor], count, rooms.grad.data()),
         nullptr,
         residual_ + lo,
         velocity_ ? velocity_ + lo : nullptr,
-        streams_ ? rooms.residual.data() : residual_out_ + lo,
-        streams_        ? rooms.velocity.data()
-        : velocity_out_ ? velocity_out_ + lo
-                        : nullptr,
+        residual_out_ + lo,
+        velocity_out_ ? velocity_out_ + lo : nullptr,
         count,
         static_cast<float>(given_.factors[tensor]),
         static_cast<float>(given_.momentum[tensor]),
         0.0f,
+        streams_,
     };
   }
 
-  void store(const Loops& loop, const Run& run, int64_t lo) const {
-    if (!streams_) return;
-    loop.stream(run.residual_out, run.count, residual_out_ + lo);
-    if (velocity_) loop.stream(run.velocity_out, run.count, velocity_out_ + lo);
-  }
-
-  // Each thread calls this when its runs are stored.
+  // Each thread calls this when its runs are done.
   void finish(const Loops& loop) const {
     if (streams_) loop.fence();
   }
-
-  float* residual_out(int64_t lo) const { return residual_out_ + lo; }
 
  private:
   at::IntArrayRef offsets_;

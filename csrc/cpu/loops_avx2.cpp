@@ -80,9 +80,9 @@ void compress(const uint32_t* keys, const int32_t* positions, uint32_t least, in
 void stream(const float* from, int64_t count, float* to) {
   const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) / sizeof(float) % kWidth);
   int64_t i = std::min(count, (kWidth - offset) % kWidth);
-  std::memcpy(to, from, sizeof(float) * i);
+  if (i) std::memcpy(to, from, sizeof(float) * i);  // asked first: the call costs more than a short copy
   for (; i + kWidth <= count; i += kWidth) _mm256_stream_ps(to + i, _mm256_loadu_ps(from + i));
-  std::memcpy(to + i, from + i, sizeof(float) * (count - i));
+  if (i < count) std::memcpy(to + i, from + i, sizeof(float) * (count - i));
 }
 
 void fence() { _mm_sfence(); }

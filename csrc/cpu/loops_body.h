@@ -23,9 +23,36 @@ inline float change(const Run& run, int64_t i) {
   return result;
 }
 
+// Entries whose results go past the caches together: their stores have to overlap with the reads of the next ones.
+constexpr int64_t kPiece = 64;
+
+// Calls body(run, i) for the pieces of a run that begin at entry i, and stores their results past the caches.
+template <class Body>
+inline int64_t streamed(const Run& run, const Body& body) {
+  alignas(64) float residual[kPiece];
+  alignas(64) float velocity[kPiece];
+  const auto start = static_cast<int64_t>(reinterpret_cast<uintptr_t>(run.residual_out) / sizeof(float));
+  int64_t result = 0;
+  for (int64_t i = 0; i < run.count;) {
+    const int64_t count = std::min(kPiece - (start + i) % kPiece, run.count - i);
+    Run piece = run;
+    piece.grad += i;
+    if (run.weight) piece.weight += i;
+    piece.residual += i;
+    if (run.velocity) piece.velocity += i;
+    piece.residual_out = residual;
+    piece.velocity_out = velocity;
+    piece.count = count;
+    result += body(piece, i);
+    stream(residual, count, run.residual_out + i);
+    if (run.velocity) stream(velocity, count, run.velocity_out + i);
+    i += count;
+  }
+  return result;
+}
+
 template <Correction kCorrection>
-int64_t accumulate(const Run& given) {
-  const Run run = given;
+inline int64_t accumulate_run(const Run& run) {
   int32_t nonfinite = 0;
 #pragma omp simd reduction(+ : nonfinite)
   for (int64_t i = 0; i < run.count; ++i) {
@@ -35,9 +62,15 @@ int64_t accumulate(const Run& given) {
   return nonfinite;
 }
 
-template <Correction kCorrection, class Score>
-int64_t accumulate_keys(const Run& given, uint32_t* keys) {
+template <Correction kCorrection>
+int64_t accumulate(const Run& given) {
   const Run run = given;
+  if (run.streams) return streamed(run, [](const Run& piece, int64_t) { return accumulate_run<kCorrection>(piece); });
+  return accumulate_run<kCorrection>(run);
+}
+
+template <Correction kCorrection, class Score>
+inline int64_t accumulate_keys_run(const Run& run, uint32_t* keys) {
   int32_t nonfinite = 0;
 #pragma omp simd reduction(+ : nonfinite)
   for (int64_t i = 0; i < run.count; ++i) {
@@ -47,6 +80,17 @@ int64_t accumulate_keys(const Run& given, uint32_t* keys) {
     keys[i] = key_of(Score{}(residual, run.weight[i], run.parameter));
   }
   return nonfinite;
+}
+
+template <Correction kCorrection, class Score>
+int64_t accumulate_keys(const Run& given, uint32_t* keys) {
+  const Run run = given;
+  if (run.streams) {
+    return streamed(run, [&](const Run& piece, int64_t i) {
+      return accumulate_keys_run<kCorrection, Score>(piece, keys + i);
+    });
+  }
+  return accumulate_keys_run<kCorrection, Score>(run, keys);
 }
 
 template <class Score>

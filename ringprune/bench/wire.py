@@ -95,7 +95,7 @@ def _value_row(entries: int, name: str, fused: Times) -> dict[str, Any]:
     assert code is not None
     values, rest = torch.randn(count), torch.empty(count)
     message = code.encode(values, rest)
-    encode, decode = _times(lambda: code.encode(values, rest), lambda: code.decode(message, count, name="m"))
+    encode, decode = _times(lambda: code.encode(values, rest), lambda: code.decode(message, values, name="m"))
     return _row("values", name, entries, count, code.size(count), encode, decode, fused)
 
 

@@ -8,6 +8,7 @@ from, and as part of the sum. Both rests are kept, by the rank that rounded.
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -44,16 +45,16 @@ class CodedReduction:
 
     def _scatter(self) -> Handle:
         """Send every other rank its region of this rank's values; the own region stays as it is."""
-        rank = self._comm.rank
-        pieces = [
-            self._code.encode(self._values[region], self.rest[region])
-            for other, region in enumerate(self._regions)
-            if other != rank
-        ]
-        sizes = [0 if other == rank else self._code.size(n) for other, n in enumerate(self._numels)]
+        rank, size = self._comm.rank, self._comm.size
+        sent = [0 if other == rank else self._code.size(n) for other, n in enumerate(self._numels)]
+        pieces = torch.from_numpy(np.zeros(sum(sent), np.uint8))
+        for other, (region, piece) in enumerate(zip(self._regions, torch.split(pieces, sent), strict=True)):
+            if other != rank:
+                self._code.encode(self._values[region], self.rest[region], piece)
         own = self._code.size(self._numels[rank])
-        received = [0 if other == rank else own for other in range(self._comm.size)]
-        return self._comm.alltoall(torch.cat(pieces), splits=sizes, received=received, name=f"{self._name}, scattered")
+        received = [0 if other == rank else own for other in range(size)]
+        pieces = pieces.to(self._values.device)
+        return self._comm.alltoall(pieces, splits=sent, received=received, name=f"{self._name}, scattered")
 
     def done(self) -> bool:
         """Whether the message under way is there."""
@@ -67,7 +68,7 @@ class CodedReduction:
         own = self._regions[self._comm.rank]
         try:
             total = self._values[own] if self._handle is None else self._sum(self._handle.wait())
-            message = self._code.encode(total, self.rest[own])
+            message = self._code.encode(total, self.rest[own]).to(total.device)
         except CommunicatorError as error:
             # Only this rank has seen it, and the others wait for the sum: what they get tells them that there is none.
             self._error = error
@@ -81,7 +82,7 @@ class CodedReduction:
         total = self._values[self._regions[rank]].clone()
         others = (other for other in range(self._comm.size) if other != rank)
         for other, piece in zip(others, pieces, strict=True):
-            total += self._code.decode(piece, count, name=f"{self._name} from rank {other}")
+            self._code.decode(piece, total, add=True, name=f"{self._name} from rank {other}")
         return total
 
     def wait(self) -> Tensor:
@@ -98,7 +99,7 @@ class CodedReduction:
         messages = torch.split(gathered, [self._code.size(n) for n in self._numels])
         for rank, (message, region) in enumerate(zip(messages, self._regions, strict=True)):
             name = f"sum of {self._name} from rank {rank}"
-            self._values[region] = self._code.decode(message, self._numels[rank], name=name)
+            self._code.decode(message, self._values[region], name=name)
         return self._values
 
     def drain(self) -> None:

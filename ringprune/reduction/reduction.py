@@ -16,12 +16,12 @@ class ValueCode(Protocol):
         """Bytes of a message of ``count`` values."""
         ...
 
-    def encode(self, values: Tensor, rest: Tensor) -> Tensor:
-        """The message of some values, uint8; ``rest`` is overwritten with what rounding drops."""
+    def encode(self, values: Tensor, rest: Tensor, message: Tensor | None = None) -> Tensor:
+        """The message of some values, uint8, on the CPU; ``rest`` is overwritten with what rounding drops."""
         ...
 
-    def decode(self, message: Tensor, count: int, *, name: str) -> Tensor:
-        """The ``count`` values of a message, float32."""
+    def decode(self, message: Tensor, into: Tensor, *, add: bool = False, name: str) -> Tensor:
+        """Write or add the values of a message into ``into``, which is returned."""
         ...
 
 

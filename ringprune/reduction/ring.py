@@ -149,11 +149,13 @@ class RingReduction:
         self._under_way.popleft()
         region = (self._comm.rank - shift.hop - 1) % self._comm.size
         if shift.hop < self._comm.size - 1:
-            came = shift.into if self._code is None else self._decoded(self._code, shift.into, region, shift.chunk)
-            self._values.chunk(region, shift.chunk).add_(came)
+            if self._code is None:
+                self._values.chunk(region, shift.chunk).add_(shift.into)
+            else:
+                self._decode(self._code, shift.into, region, shift.chunk, add=True)
             self._spare.append(shift.into)
         elif self._code is not None:
-            self._values.chunk(region, shift.chunk).copy_(self._decoded(self._code, shift.into, region, shift.chunk))
+            self._decode(self._code, shift.into, region, shift.chunk)
             self._finished[shift.chunk] = shift.into  # passed on as it came
             self._spare.append(shift.sent)
 
@@ -161,23 +163,24 @@ class RingReduction:
         """The message of a region that is complete on this rank, which keeps of it what the others will get."""
         assert self._code is not None
         message = self._encoded(self._code, region, chunk)
-        self._values.chunk(region, chunk).copy_(self._decoded(self._code, message, region, chunk))
+        self._decode(self._code, message, region, chunk)
         return message
 
     def _encoded(self, code: ValueCode, region: int, chunk: int) -> Tensor:
         assert self._rests is not None
-        message = code.encode(self._values.chunk(region, chunk), self._rests.chunk(region, chunk))
+        values = self._values.chunk(region, chunk)
+        message = code.encode(values, self._rests.chunk(region, chunk)).to(values.device)
         # What rests on a damaged message is damaged on purpose, so that no rank takes it for a sum.
         return torch.zeros_like(message) if (region, chunk) in self._damaged else message
 
-    def _decoded(self, code: ValueCode, message: Tensor, region: int, chunk: int) -> Tensor:
-        count = self._counts[chunk]
+    def _decode(self, code: ValueCode, message: Tensor, region: int, chunk: int, *, add: bool = False) -> None:
+        """Write the values of a message where they belong, or add them."""
+        name = f"{self._name}, region {region}, chunk {chunk + 1}"
         try:
-            return code.decode(message, count, name=f"{self._name}, region {region}, chunk {chunk + 1}")
+            code.decode(message, self._values.chunk(region, chunk), add=add, name=name)
         except CommunicatorError as error:
             self._error = self._error or error
             self._damaged.add((region, chunk))
-            return torch.zeros(count, device=message.device)
 
 
 class _Shift(NamedTuple):

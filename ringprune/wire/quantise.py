@@ -4,7 +4,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ringprune.compiled import compiled
+from ringprune.compiled import bits_of, compiled, float_of
 
 __all__ = ["BLOCK", "dequantise", "quantise"]
 
@@ -30,22 +30,17 @@ def quantise(values: Array, levels: int, scales: Array, codes: Array, rest: Arra
         codes: int8, shape ``(n,)``; overwritten.
         rest: float32, shape ``(n,)``; overwritten. May be ``values``.
     """
-    one = np.empty(1, np.float32)
-    bits = one.view(np.uint32)
     for block in range(scales.size):
         lo = block * BLOCK
         hi = min(lo + BLOCK, values.size)
         largest = np.float32(0)
         for i in range(lo, hi):
             largest = max(largest, abs(values[i]))
-        one[0] = largest / np.float32(levels)
-        rounded = (bits[0] + np.uint32(0xFFFF)) >> np.uint32(16)
-        bits[0] = rounded << np.uint32(16)
-        if np.isinf(one[0] * np.float32(levels)) and not np.isinf(largest):
+        rounded = (bits_of(np.float32(largest / np.float32(levels))) + np.uint32(0xFFFF)) >> np.uint32(16)
+        if np.isinf(float_of(rounded << np.uint32(16)) * np.float32(levels)) and not np.isinf(largest):
             rounded -= np.uint32(1)
-            bits[0] = rounded << np.uint32(16)
         scales[block] = rounded
-        scale = one[0]
+        scale = float_of(rounded << np.uint32(16))
         if not (scale >= SMALLEST):  # its reciprocal would be infinite: values below 1e-35 wait until they are more
             for i in range(lo, hi):
                 codes[i] = 0
@@ -61,12 +56,10 @@ def quantise(values: Array, levels: int, scales: Array, codes: Array, rest: Arra
 
 
 @compiled
-def dequantise(scales: Array, codes: Array, values: Array) -> None:
-    """Write ``code * scale`` for each of ``codes`` (int8) into ``values`` (float32); see :func:`quantise`."""
-    one = np.empty(1, np.float32)
-    bits = one.view(np.uint32)
+def dequantise(scales: Array, codes: Array, values: Array, add: bool) -> None:
+    """Write ``code * scale`` for each of ``codes`` (int8) into ``values`` (float32), or add it."""
     for block in range(scales.size):
-        bits[0] = np.uint32(scales[block]) << np.uint32(16)
-        scale = one[0]
+        scale = float_of(np.uint32(scales[block]) << np.uint32(16))
         for i in range(block * BLOCK, min(block * BLOCK + BLOCK, values.size)):
-            values[i] = np.float32(codes[i]) * scale
+            value = np.float32(codes[i]) * scale
+            values[i] = values[i] + value if add else value

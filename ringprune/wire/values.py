@@ -4,8 +4,9 @@ Every format gives ``value = decoded + rest`` without error in float32, so that 
 later.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -14,16 +15,17 @@ from torch import Tensor
 from ringprune.validation import one_of
 from ringprune.wire.message import FRAME_BYTES, new_message, open_message, seal, whole_words
 from ringprune.wire.quantise import BLOCK, dequantise, quantise
+from ringprune.wire.sixteen import from_bfloat16, from_float16, largest_magnitude, to_bfloat16, to_float16
 
 __all__ = ["VALUE_FORMATS", "ValueCode", "value_code"]
 
 VALUE_FORMATS = ("fp32", "bf16", "fp16", "int8", "int4")
 
+Array: TypeAlias = Any  # of numpy
 Coding = Literal["bf16", "fp16", "int8", "int4"]
 _CODES = {"bf16": 16, "fp16": 17, "int8": 18, "int4": 19}
 _BITS = {"bf16": 16, "fp16": 16, "int8": 8, "int4": 4}
 _LEVELS = {"int8": 127, "int4": 7}
-_LARGEST = float(torch.finfo(torch.bfloat16).max)
 _FP16_TOP = 15  # values are scaled so that the largest lies in [2^14, 2^15]: far from overflow, far from denormals
 
 
@@ -42,73 +44,87 @@ class ValueCode:
         """Bytes of a message of ``count`` values, its frame included."""
         return FRAME_BYTES + self._scale_bytes(count) + self._code_bytes(count)
 
-    def encode(self, values: Tensor, rest: Tensor) -> Tensor:
+    def encode(self, values: Tensor, rest: Tensor, message: Tensor | None = None) -> Tensor:
         """The message of some values.
 
         Args:
             values: float32, shape ``(n,)``.
             rest: float32, shape ``(n,)``, on the same device, perhaps ``values`` itself; overwritten with what rounding
                 drops.
+            message: where to write it: zeros, uint8, shape ``(size(n),)``, in CPU memory, at a multiple of 8 bytes;
+                None makes it.
 
         Returns:
-            uint8, shape ``(size(n),)``, on the device of ``values``.
+            The message, in CPU memory.
         """
-        count = values.numel()
-        host, dropped = values.detach().cpu(), rest if rest.device.type == "cpu" else torch.empty(count)
-        message = new_message(self.size(count) - FRAME_BYTES)
-        scales, codes = self._parts(message[FRAME_BYTES:], count)
-        if self.coding in _LEVELS:
-            whole = (
-                codes.view(torch.int8) if self.coding == "int8" else torch.zeros(2 * codes.numel(), dtype=torch.int8)
-            )
-            bits = scales.numpy().view(np.uint16)[: -(-count // BLOCK)]
-            quantise(host.numpy(), _LEVELS[self.coding], bits, whole.numpy()[:count], dropped.numpy())
-            if self.coding == "int4":
-                torch.bitwise_or(whole[::2].view(torch.uint8) & 15, whole[1::2].view(torch.uint8) << 4, out=codes)
+        host = values.detach().cpu().numpy()
+        dropped = rest.numpy() if rest.device.type == "cpu" else np.empty_like(host)
+        if message is None:
+            message = new_message(self.size(host.size) - FRAME_BYTES)
+        scales, codes = self._parts(message, host.size)
+        if self.coding == "bf16":
+            to_bfloat16(host, codes.view(np.uint16)[: host.size], dropped)
+        elif self.coding == "fp16":
+            scale = _power_below(host)
+            scales.view(np.float32)[0] = 1 / scale
+            to_float16(host, np.float32(scale), np.float32(1 / scale), codes.view(np.uint16)[: host.size], dropped)
         else:
-            short = codes.view(torch.bfloat16 if self.coding == "bf16" else torch.float16)[:count]
-            scale = 1.0 if self.coding == "bf16" else _power_below(host)
-            short.copy_((host * scale).clamp_(-_LARGEST, _LARGEST))
-            if self.coding == "fp16":
-                scales.view(torch.float32)[0] = 1 / scale
-            torch.sub(host, short.float() * (1 / scale), out=dropped)
-        if dropped is not rest:
-            rest.copy_(dropped)
-        return seal(message, _CODES[self.coding]).to(values.device)
+            self._quantise(host, scales, codes, dropped)
+        if rest.device.type != "cpu":
+            rest.copy_(torch.from_numpy(dropped))
+        return seal(message, _CODES[self.coding])
 
-    def decode(self, message: Tensor, count: int, *, name: str) -> Tensor:
-        """The values of a message that came from another rank: float32, shape ``(count,)``, on its device.
+    def decode(self, message: Tensor, into: Tensor, *, add: bool = False, name: str) -> Tensor:
+        """The values of a message that came from another rank.
 
         Args:
             message: uint8.
-            count: values expected.
+            into: float32, shape ``(n,)`` for the n values expected; overwritten.
+            add: add them to what is there instead.
             name: what errors call the message.
 
+        Returns:
+            ``into``.
+
         Raises:
-            CommunicatorError: it is truncated, damaged, foreign, or of another wire format.
+            CommunicatorError: the message is truncated, damaged, foreign, or of another wire format; ``into`` is as it
+                was.
         """
-        body = open_message(message.cpu(), _CODES[self.coding], self.size(count) - FRAME_BYTES, name=name)
-        scales, codes = self._parts(body, count)
-        if self.coding in _LEVELS:
-            values = torch.empty(count)
-            bits = scales.numpy().view(np.uint16)[: -(-count // BLOCK)]
-            dequantise(bits, self._whole(codes).numpy()[:count], values.numpy())
+        count = into.numel()
+        held = message.cpu()
+        open_message(held, _CODES[self.coding], self.size(count) - FRAME_BYTES, name=name)
+        on_host = into.device.type == "cpu"
+        values = into.numpy() if on_host else np.empty(count, np.float32)
+        scales, codes = self._parts(held, count)
+        adds = add and on_host
+        if self.coding == "bf16":
+            from_bfloat16(codes.view(np.uint16)[:count], values, adds)
+        elif self.coding == "fp16":
+            from_float16(codes.view(np.uint16)[:count], scales.view(np.float32)[0], values, adds)
         else:
-            values = codes.view(torch.bfloat16 if self.coding == "bf16" else torch.float16)[:count].float()
-            if self.coding == "fp16":
-                values *= scales.view(torch.float32)[0]
-        return values.to(message.device)
+            dequantise(scales.view(np.uint16)[: -(-count // BLOCK)], self._whole(codes)[:count], values, adds)
+        if not on_host:
+            on_device = torch.from_numpy(values).to(into.device)
+            into.copy_(into + on_device if add else on_device)
+        return into
 
-    def _whole(self, codes: Tensor) -> Tensor:
+    def _quantise(self, host: Array, scales: Array, codes: Array, dropped: Array) -> None:
+        whole = codes.view(np.int8) if self.coding == "int8" else np.zeros(2 * codes.size, np.int8)
+        bits = scales.view(np.uint16)[: -(-host.size // BLOCK)]
+        quantise(host, _LEVELS[self.coding], bits, whole[: host.size], dropped)
+        if self.coding == "int4":
+            np.bitwise_or(whole[::2].view(np.uint8) & 15, whole[1::2].view(np.uint8) << 4, out=codes)
+
+    def _whole(self, codes: Array) -> Array:
         """int8 codes, one byte each."""
-        if self.coding == "int8":
-            return codes.view(torch.int8)
-        signed = codes.view(torch.int8)
-        return torch.stack([(signed << 4) >> 4, signed >> 4], dim=1).view(-1)
+        signed = codes.view(np.int8)
+        return signed if self.coding == "int8" else np.stack([(signed << 4) >> 4, signed >> 4], axis=1).reshape(-1)
 
-    def _parts(self, body: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Scales and codes of a body, each beginning on a word."""
-        return body[: self._scale_bytes(count)], body[self._scale_bytes(count) :]
+    def _parts(self, message: Tensor, count: int) -> tuple[Array, Array]:
+        """Scales and codes of a message, each beginning on a word."""
+        body = message.numpy()[FRAME_BYTES:]
+        scale_bytes = self._scale_bytes(count)
+        return body[:scale_bytes], body[scale_bytes:]
 
     def _scale_bytes(self, count: int) -> int:
         if self.coding in _LEVELS:
@@ -129,10 +145,10 @@ def value_code(name: str) -> ValueCode | None:
     return None if name == "fp32" else ValueCode(name)  # type: ignore[arg-type]
 
 
-def _power_below(values: Tensor) -> float:
+def _power_below(values: Array) -> float:
     """The power of two that brings the largest of ``values`` into [2^14, 2^15); 1 where there is none to bring."""
-    largest = values.abs().amax() if values.numel() else torch.zeros(())
-    if not bool(torch.isfinite(largest)) or not bool(largest > 0):
+    largest = np.uint32(largest_magnitude(values)).view(np.float32)
+    if not np.isfinite(largest) or largest == 0:
         return 1.0
-    exponent = _FP16_TOP - int(torch.frexp(largest).exponent)
+    exponent = _FP16_TOP - math.frexp(largest)[1]
     return float(2.0 ** max(-126, min(126, exponent)))

@@ -81,8 +81,8 @@ def test_a_damaged_message_raises_on_all_ranks(monkeypatch: pytest.MonkeyPatch) 
     """Only one rank sees it at first; it used to leave the others waiting for the sum."""
     encode = ValueCode.encode
 
-    def damaged(code: ValueCode, values: Tensor, rest: Tensor) -> Tensor:
-        message = encode(code, values, rest)
+    def damaged(code: ValueCode, values: Tensor, rest: Tensor, message: Tensor | None = None) -> Tensor:
+        message = encode(code, values, rest, message)
         if values.numel() and float(values[0]) == 7.0:
             message[-1] ^= 1
         return message

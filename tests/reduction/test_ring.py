@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from ringprune.comm import Communicator, simulate
 from ringprune.errors import CommunicatorError
@@ -73,15 +74,15 @@ class Spoiling:
     def size(self, count: int) -> int:
         return self.code.size(count)
 
-    def encode(self, values: torch.Tensor, rest: torch.Tensor) -> torch.Tensor:
-        message = self.code.encode(values, rest)
+    def encode(self, values: Tensor, rest: Tensor, message: Tensor | None = None) -> Tensor:
+        message = self.code.encode(values, rest, message)
         if self.spoils:
             message[-1] ^= 1
             self.spoils = False  # one is enough
         return message
 
-    def decode(self, message: torch.Tensor, count: int, *, name: str) -> torch.Tensor:
-        return self.code.decode(message, count, name=name)
+    def decode(self, message: Tensor, into: Tensor, *, add: bool = False, name: str) -> Tensor:
+        return self.code.decode(message, into, add=add, name=name)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

@@ -35,7 +35,7 @@ def round_trip(code: ValueCode, values: Tensor) -> tuple[Tensor, Tensor]:
     rest = torch.full_like(values, torch.nan)
     message = code.encode(values, rest)
     assert message.dtype == torch.uint8 and message.numel() == code.size(values.numel())
-    return code.decode(message, values.numel(), name="m"), rest
+    return code.decode(message, torch.empty_like(values), name="m"), rest
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -44,6 +44,44 @@ def test_nothing_is_lost(coding: str, values: np.ndarray) -> None:
     """Exactly, to the last bit: float64 holds both and their sum."""
     decoded, rest = round_trip(code_named(coding), torch.from_numpy(values.copy()))
     assert torch.equal(decoded.double() + rest.double(), torch.from_numpy(values).double())
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@given(values=finite)
+def test_decoded_values_can_be_added(coding: str, values: np.ndarray) -> None:
+    code, tensor = code_named(coding), torch.from_numpy(values.copy())
+    message = code.encode(tensor, torch.empty_like(tensor))
+    before = torch.ones_like(tensor)
+    decoded = code.decode(message, torch.empty_like(tensor), name="m")
+    assert torch.equal(code.decode(message, before.clone(), add=True, name="m"), before + decoded)
+
+
+@pytest.mark.parametrize("coding", ["bf16", "fp16"])
+@given(values=finite)
+def test_rounding_is_that_of_torch(coding: str, values: np.ndarray) -> None:
+    """To nearest, ties to even, but that bfloat16 stays finite."""
+    tensor = torch.from_numpy(values.copy())
+    decoded, _ = round_trip(code_named(coding), tensor)
+    if coding == "bf16":
+        largest = torch.finfo(torch.bfloat16).max
+        expected = tensor.bfloat16().float().clamp(-largest, largest)
+    else:
+        exponent = torch.frexp(tensor.abs().amax()).exponent if tensor.any() else torch.tensor(15)
+        scale = 2.0 ** max(-126, min(126, 15 - int(exponent)))
+        expected = (tensor * scale).half().float() / scale
+    assert torch.equal(decoded, expected)
+
+
+@given(codes=arrays(np.uint16, st.integers(1, 50)))
+def test_any_sixteen_bits_are_read_as_torch_reads_them(codes: np.ndarray) -> None:
+    for coding, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+        message = code_named(coding).encode(torch.ones(codes.size), torch.empty(codes.size))
+        begin = FRAME_BYTES + 8 * (coding == "fp16")
+        message[begin : begin + 2 * codes.size] = torch.from_numpy(codes.copy()).view(torch.uint8)
+        decoded = code_named(coding).decode(seal(message, _CODES[coding]), torch.empty(codes.size), name="m")
+        scale = 2.0**-14 if coding == "fp16" else 1.0
+        expected = torch.from_numpy(codes.copy()).view(dtype).float() * scale
+        assert torch.equal(decoded.nan_to_num(nan=1.0), expected.nan_to_num(nan=1.0))
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -95,7 +133,7 @@ def test_damage_is_found(coding: str, count: int, data: st.DataObject) -> None:
     message = code.encode(torch.randn(count), torch.empty(count))
     message[data.draw(st.integers(0, len(message) - 1))] ^= data.draw(st.integers(1, 255))
     with pytest.raises(CommunicatorError, match="values of bucket 2"):
-        code.decode(message, count, name="values of bucket 2")
+        code.decode(message, torch.empty(count), name="values of bucket 2")
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -105,7 +143,7 @@ def test_fuzz_any_body_decodes_to_as_many_values(coding: str, count: int, seed: 
     message = torch.randint(
         0, 256, (code.size(count),), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
     )
-    assert code.decode(seal(message, _CODES[coding]), count, name="m").numel() == count
+    assert code.decode(seal(message, _CODES[coding]), torch.empty(count), name="m").numel() == count
 
 
 def test_sizes() -> None:
