@@ -25,8 +25,8 @@ constexpr int64_t kWord = 64;
 constexpr int64_t kStreamed = int64_t{1} << 22;
 
 // A run of at most kBlock entries of one tensor. Without momentum the velocities are not looked at. The outputs may
-// be the inputs: every entry is read before it is written. Where `streams`, they are not, and are stored past the caches,
-// for other threads to see after fence().
+// be the inputs: every entry is read before it is written. Where `streams`, they are not, and are stored past the
+// caches, for other threads to see after fence().
 struct Run {
   const float* grad;
   const float* weight;

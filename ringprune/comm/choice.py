@@ -15,7 +15,7 @@ __all__ = ["connect"]
 
 OPTIONS = {
     "horovod": ("process_set", "timeout"),
-    "mpi": ("communicator", "timeout"),
+    "mpi": ("communicator", "timeout", "cuda_aware"),
     "torch": ("process_group", "timeout"),
 }
 
@@ -28,8 +28,8 @@ def connect(kind: str | None = None, **options: Any) -> Communicator:
             torch.distributed if it is initialised, else MPI.
         **options: ``timeout``, seconds that a rank may wait in one collective (None is no limit; for ``"torch"``
             torch.distributed's own, 30 minutes); for ``"horovod"`` also ``process_set``, for ``"mpi"`` also
-            ``communicator``, an ``mpi4py.MPI.Comm``, for ``"torch"`` also ``process_group``, one that nothing else
-            uses.
+            ``communicator``, an ``mpi4py.MPI.Comm``, and ``cuda_aware=True`` where that MPI takes GPU memory, for
+            ``"torch"`` also ``process_group``, one that nothing else uses.
 
     Returns:
         On a rank outside the group that was given (``MPI.COMM_NULL`` there, a process set without it) a communicator

@@ -15,8 +15,10 @@ from torch import Tensor
 from ringprune.comm.call import Call
 from ringprune.comm.checked import CheckedCommunicator
 from ringprune.comm.communicator import Ability, Handle
+from ringprune.comm.staging import CudaCopies, Staging
 from ringprune.comm.waiting import FinishedHandle, Waiter
 from ringprune.errors import ConfigurationError
+from ringprune.validation import flag
 
 __all__ = ["MpiCommunicator"]
 
@@ -46,17 +48,21 @@ MOVED = {1: MPI.BYTE, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T, 16: MPI.C_
 
 
 class MpiCommunicator(CheckedCommunicator):
-    """All ranks of an MPI communicator; tensors in CPU memory.
+    """All ranks of an MPI communicator; tensors in CPU memory, those of GPUs copied there and back (staging.py).
 
     Args:
         communicator: an ``mpi4py.MPI.Comm`` to duplicate; None is ``COMM_WORLD``. Making the duplicate is collective.
         timeout: seconds that a rank may wait in one collective; None is no limit.
+        cuda_aware: this MPI takes addresses in the memory of GPUs: hand it those instead of copies. An MPI that cannot
+            ends the process on them, so nobody guesses it.
     """
 
     kind = "mpi"
     abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall", "shift", "divide"})
 
-    def __init__(self, communicator: MPI.Comm | None = None, timeout: float | None = None) -> None:
+    def __init__(
+        self, communicator: MPI.Comm | None = None, timeout: float | None = None, cuda_aware: bool = False
+    ) -> None:
         original = MPI.COMM_WORLD if communicator is None else communicator
         if original == MPI.COMM_NULL:
             raise ConfigurationError('connect("mpi"): this rank is not part of the communicator given')
@@ -65,10 +71,37 @@ class MpiCommunicator(CheckedCommunicator):
         self._mpi.Set_errhandler(MPI.ERRORS_RETURN)
         super().__init__(self._mpi.Get_rank(), self._mpi.Get_size())
         self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (MPI.Exception,), LONGEST_PAUSE)
+        self._cuda_aware = flag("cuda_aware", cuda_aware)
+        self._staging = Staging(self._request, CudaCopies())
         atexit.register(self._end)  # mpi4py shuts MPI down later, at its own exit
         _abort_after_uncaught_errors()
 
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
+        if self.size == 1:
+            if into is not tensor:
+                into.copy_(tensor.detach())
+            return FinishedHandle(into)
+        try:
+            copied = self._is_copied(tensor)
+            if not copied and call.op == "allreduce" and self.size >= RING_RANKS and tensor.nbytes >= RING_BYTES:
+                tensor = tensor.detach().clone()
+            if copied or self._staging.waiting:
+                receives = call.op == "broadcast" and call.root != self.rank
+                staged = self._staging.add(call, tensor, into, copied=copied, receives=receives)
+                return self._waiter.handle(call, done=staged.done, result=staged.result, kept=tensor)
+            if tensor.is_cuda:
+                torch.cuda.current_stream(tensor.device).synchronize()  # MPI knows no streams
+            requests = self._request(call, tensor, into)
+        except MPI.Exception as error:
+            raise self._waiter.failed(call, error) from error
+        return self._waiter.handle(
+            call, done=lambda: all(request.Test() for request in requests), result=lambda: into, kept=tensor
+        )
+
+    def _is_copied(self, tensor: Tensor) -> bool:
+        return tensor.device.type != "cpu" and not self._cuda_aware
+
+    def _request(self, call: Call, tensor: Tensor, into: Tensor) -> list[MPI.Request]:
         starters: dict[Ability, Callable[[Call, Tensor, Tensor], list[MPI.Request]]] = {
             "broadcast": self._broadcast,
             "allreduce": self._allreduce,
@@ -76,19 +109,7 @@ class MpiCommunicator(CheckedCommunicator):
             "alltoall": self._alltoall,
             "shift": self._shift,
         }
-        if self.size == 1:
-            if into is not tensor:
-                into.copy_(tensor.detach())
-            return FinishedHandle(into)
-        if into is tensor and call.op == "allreduce" and self.size >= RING_RANKS and tensor.nbytes >= RING_BYTES:
-            tensor = tensor.detach().clone()
-        try:
-            requests = starters[call.op](call, tensor, into)
-        except MPI.Exception as error:
-            raise self._waiter.failed(call, error) from error
-        return self._waiter.handle(
-            call, done=lambda: all(request.Test() for request in requests), result=lambda: into, kept=tensor
-        )
+        return starters[call.op](call, tensor, into)
 
     def _broadcast(self, call: Call, tensor: Tensor, into: Tensor) -> list[MPI.Request]:
         return [self._mpi.Ibcast(_moved(tensor), root=call.root or 0)]
@@ -109,10 +130,9 @@ class MpiCommunicator(CheckedCommunicator):
         return [received, self._mpi.Isend(_moved(tensor), dest=(self.rank + 1) % self.size)]
 
     def _check_support(self, call: Call, tensor: Tensor) -> None:
-        if tensor.device.type != "cpu":
+        if tensor.device.type not in ("cpu", "cuda"):
             raise ConfigurationError(
-                f"{call}: the tensor is on {tensor.device}; the mpi communicator sends CPU memory: copy it to the CPU, "
-                "or use Horovod"
+                f"{call}: the tensor is on {tensor.device}; the mpi communicator sends memory of the CPU and of GPUs"
             )
         if call.op == "allreduce" and call.dtype not in SUMMED:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUMMED)
@@ -138,7 +158,7 @@ class MpiCommunicator(CheckedCommunicator):
         split = self._mpi.Split(colour, self.rank)
         if split == MPI.COMM_NULL:
             return None
-        part = MpiCommunicator(split, self._waiter.timeout)
+        part = MpiCommunicator(split, self._waiter.timeout, self._cuda_aware)
         split.Free()  # it works on a duplicate
         return part
 

@@ -1,5 +1,8 @@
 """A job for what only the mpi communicator promises."""
 
+import random
+import time
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -8,6 +11,8 @@ from mpi4py import MPI
 
 import ringprune.comm.mpi
 from ringprune.comm import Communicator, connect
+from ringprune.comm.mpi import MpiCommunicator
+from ringprune.comm.staging import HostCopy
 from ringprune.errors import CommunicatorError, ConfigurationError, UsageError
 from tests.comm.contract import CHECKS
 from tests.mpi.inside import check_together, start
@@ -35,7 +40,7 @@ def only_some_dtypes_are_summed(comm: Communicator) -> None:
 
 
 def other_devices_are_refused(comm: Communicator) -> None:
-    with pytest.raises(ConfigurationError, match=r"the tensor is on meta; .* copy it to the CPU"):
+    with pytest.raises(ConfigurationError, match=r"the tensor is on meta; .* of the CPU and of GPUs"):
         comm.allreduce(torch.ones(3, device="meta"), name="a")
 
 
@@ -78,6 +83,48 @@ def errors_of_mpi_name_the_collective(comm: Communicator) -> None:
             handle.wait()
 
 
+class SlowCopies:
+    """Copies as those of a GPU, that take a while, another one on every rank and at every call."""
+
+    def __init__(self, rank: int) -> None:
+        self._random = random.Random(rank)
+
+    def like(self, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.full_like(tensor, 77)
+
+    def to_host(self, tensor: torch.Tensor) -> HostCopy:
+        host, until = self.like(tensor), time.monotonic() + self._random.choice((0.0, 0.001, 0.01))
+
+        def ready() -> bool:
+            if time.monotonic() < until:
+                return False
+            host.copy_(tensor)
+            return True
+
+        return HostCopy(host, ready)
+
+    def to_device(self, host: torch.Tensor, into: torch.Tensor) -> None:
+        into.copy_(host)
+
+
+def staged(comm: Communicator, device: Callable[[torch.Tensor], bool]) -> Communicator:
+    """An mpi communicator that takes some tensors for those of a device."""
+    own = MpiCommunicator(timeout=20)
+    own._staging.copies = SlowCopies(comm.rank)
+    own._is_copied = device  # type: ignore[method-assign]
+    return own
+
+
+def order_holds_whatever_copies_take(comm: Communicator) -> None:
+    """Tensors of the host in between must wait: MPI takes the n-th collective of each rank for the same one."""
+    mixed = staged(comm, lambda tensor: tensor.dtype == torch.float32)
+    dtypes = [random.Random(7 * i).choice((torch.float32, torch.float64)) for i in range(60)]
+    handles = [mixed.allreduce(torch.full((5,), i, dtype=dtype), name=f"{i}") for i, dtype in enumerate(dtypes)]
+    for i in random.Random(comm.rank).sample(range(60), 60):
+        assert handles[i].wait().tolist() == [i * comm.size] * 5
+    mixed.close()
+
+
 if __name__ == "__main__":
     comm = start("mpi")
     for each in (
@@ -89,8 +136,13 @@ if __name__ == "__main__":
         the_scripts_own_messages_stay_apart,
         no_communicator_is_a_group_seen_from_outside,
         errors_of_mpi_name_the_collective,
+        order_holds_whatever_copies_take,
     ):
         check_together("mpi", each.__name__, partial(each, comm))
+    copied = staged(comm, lambda tensor: True)
+    for name, check in CHECKS.items():
+        check_together("mpi", f"{name} through copies", partial(check, copied))
+    copied.close()
     split = MPI.COMM_WORLD.Split(comm.rank % 2, -comm.rank)  # two parts, in reverse order
     part = connect("mpi", communicator=split, timeout=20)
     assert (part.rank, part.size) == (split.rank, split.size)
