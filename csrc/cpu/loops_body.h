@@ -86,9 +86,8 @@ template <Correction kCorrection, class Score>
 int64_t accumulate_keys(const Run& given, uint32_t* keys) {
   const Run run = given;
   if (run.streams) {
-    return streamed(run, [&](const Run& piece, int64_t i) {
-      return accumulate_keys_run<kCorrection, Score>(piece, keys + i);
-    });
+    return streamed(
+        run, [&](const Run& piece, int64_t i) { return accumulate_keys_run<kCorrection, Score>(piece, keys + i); });
   }
   return accumulate_keys_run<kCorrection, Score>(run, keys);
 }

@@ -104,8 +104,9 @@ class CheckedCommunicator(ABC):
             )
         self._check_tensor("shift", name, tensor)
         self._check_tensor("shift", name, into)
-        if into.shape != tensor.shape or into.dtype != tensor.dtype or into.data_ptr() == tensor.data_ptr() != 0:
-            raise ConfigurationError(f'shift "{name}": into must be another tensor of the same shape and dtype')
+        alike = (into.shape, into.dtype, into.device) == (tensor.shape, tensor.dtype, tensor.device)
+        if not alike or into.data_ptr() == tensor.data_ptr() != 0:
+            raise ConfigurationError(f'shift "{name}": into must be another tensor of the same shape, dtype and device')
         call = Call("shift", name, tensor.dtype, tuple(tensor.shape))
         self._check_support(call, tensor)
         self.traffic.count_own(tensor.nbytes if self.size > 1 else 0)

@@ -148,6 +148,7 @@ class MpiCommunicator(CheckedCommunicator):
         return bool(communicator == MPI.COMM_NULL)
 
     def _host(self) -> int:
+        self._staging.start_all()
         shared = self._mpi.Split_type(MPI.COMM_TYPE_SHARED)  # MPI's own idea of a node: shared memory
         number = shared.allreduce(self.rank, op=MPI.MIN)
         shared.Free()
@@ -155,6 +156,7 @@ class MpiCommunicator(CheckedCommunicator):
 
     def _make_parts(self, parts: Sequence[Sequence[int]]) -> "MpiCommunicator | None":
         colour = next((number for number, part in enumerate(parts) if self.rank in part), MPI.UNDEFINED)
+        self._staging.start_all()
         split = self._mpi.Split(colour, self.rank)
         if split == MPI.COMM_NULL:
             return None

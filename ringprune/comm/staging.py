@@ -1,10 +1,11 @@
 """Device tensors over a library that sends host memory: copied there and back, in the order of the calls.
 
 Copies run on a side stream into pinned memory, so that neither the host nor the device's other work waits for them.
-A collective starts once its copy is there, and never before those that were called earlier: libraries match collectives
-by their order, which so stays the same on all ranks.
+Once its copy is there, a collective starts when its communicator is next asked for anything, and never before those that
+were called earlier: libraries match collectives by their order, which so stays the same on all ranks.
 """
 
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -15,6 +16,8 @@ from torch import Tensor
 from ringprune.comm.call import Call
 
 __all__ = ["CudaCopies", "HostCopy", "Staging"]
+
+PAUSE = 50e-6
 
 Request = Any
 Start = Callable[[Call, Tensor, Tensor], list[Request]]
@@ -95,12 +98,26 @@ class Staged:
 
     def __init__(self, staging: "Staging", call: Call, source: HostCopy, into: Tensor, target: Tensor | None) -> None:
         self._staging, self.call, self.source, self.into, self._target = staging, call, source, into, target
-        self.requests: list[Request] | None = None
+        self._requests: list[Request] | None = None
+        self._failure: Exception | None = None
+
+    def start(self, start: Start) -> None:
+        """Hand it to the library; an error is this collective's, whoever asked for it to be started."""
+        try:
+            self._requests = start(self.call, self.source.tensor, self.into)
+        except Exception as error:
+            self._failure = error
 
     def done(self) -> bool:
-        """Whether the library is through with it; asking starts what can be started."""
+        """Whether the library is through with it; asking starts what can be started.
+
+        Raises:
+            Exception: the library's, where it could not be started.
+        """
         self._staging.start_ready()
-        return self.requests is not None and all(request.Test() for request in self.requests)
+        if self._failure is not None:
+            raise self._failure
+        return self._requests is not None and all(request.Test() for request in self._requests)
 
     def result(self) -> Tensor:
         """The result where the caller wants it."""
@@ -146,8 +163,13 @@ class Staging:
     def start_ready(self) -> None:
         """Start those in front whose copies are there."""
         while self._waiting and self._waiting[0].source.ready():
-            staged = self._waiting.popleft()
-            staged.requests = self._start(staged.call, staged.source.tensor, staged.into)
+            self._waiting.popleft().start(self._start)
+
+    def start_all(self) -> None:
+        """Wait for the copies and start everything: before a blocking collective that goes past this queue."""
+        while self._waiting:
+            self.start_ready()
+            time.sleep(PAUSE)
 
     @property
     def waiting(self) -> bool:

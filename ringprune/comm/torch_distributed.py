@@ -177,21 +177,29 @@ class TorchCommunicator(CheckedCommunicator):
         return made
 
     def _release(self) -> None:
+        group = self._group
         self._leave()
         if self._own:
             with suppress(ValueError):  # the script has called destroy_process_group(), which ends every group
-                dist.destroy_process_group(self._group)
-            self._group = None  # the last reference: Gloo's threads end here
+                dist.destroy_process_group(group)
 
     def _end(self) -> None:
-        """At the end of the process: let go of the group, and end its threads where none can be waiting for a rank.
+        """At the end of the process: close, but leave what is collective to the scripts that still can.
 
-        A thread of Gloo's that lets go of a tensor once the interpreter is being taken down aborts the process.
+        Gloo's threads have to end before the interpreter does: one that lets go of a tensor while Python is being taken
+        down aborts the process.
         """
-        if self._own and not self._waiter.busy():
-            self._release()
-        else:
-            self._leave()
+        if not self._closed:
+            self._closed = True
+            if self._busy() or "nccl" in self._devices.values():
+                self._leave()
+            else:
+                self._release()
+
+    def _busy(self) -> bool:
+        """Whether a collective is under way here or in a part, which may share the group."""
+        parts = [part for part in self._divided if isinstance(part, TorchCommunicator)]
+        return self._waiter.busy() or any(part._busy() for part in parts)
 
     def _leave(self) -> None:
         """Let go of the group, and never free one in which a collective is under way.
@@ -201,8 +209,9 @@ class TorchCommunicator(CheckedCommunicator):
         hear of it at once.
         """
         _open.discard(self)
-        if self._waiter.busy():
+        if self._busy():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
+        self._group = None
         self._messages.end()
 
 

@@ -66,7 +66,12 @@ def _in_parallel(count: int) -> bool:
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
-    other = _helper().submit(second)
+    try:
+        other = _helper().submit(second)
+    except RuntimeError:  # the main thread has ended: Python starts no work any more
+        first()
+        second()
+        return
     first()
     other.result()
 

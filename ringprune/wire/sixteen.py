@@ -54,7 +54,8 @@ def to_bfloat16(values: Array, codes: Array, rest: Array) -> None:
         magnitude = bits & MAGNITUDE
         odd = (magnitude >> np.uint32(16)) & np.uint32(1)
         rounded = (magnitude + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
-        rounded = min(rounded, LARGEST_BFLOAT16) if magnitude < INFINITY else magnitude & np.uint32(0xFFFF0000)
+        quiet = np.uint32(0x7FC00000) if magnitude > INFINITY else INFINITY
+        rounded = min(rounded, LARGEST_BFLOAT16) if magnitude < INFINITY else quiet
         rounded |= bits & SIGN
         codes[i] = rounded >> np.uint32(16)
         rest[i] = value - float_of(rounded)
@@ -89,7 +90,8 @@ def to_float16(values: Array, scale: Number, inverse: Number, codes: Array, rest
         small = magnitude < SMALLEST_NORMAL
         code = bits_of(shifted) - HALF_BITS if small else (normal - MOVED) >> np.uint32(13)
         rounded = bits_of(shifted - HALF) if small else normal
-        code = code if magnitude < BEYOND_FLOAT16 else np.uint32(0x7C00)
+        beyond = np.uint32(0x7E00) if magnitude > INFINITY else np.uint32(0x7C00)
+        code = code if magnitude < BEYOND_FLOAT16 else beyond
         codes[i] = code | ((bits & SIGN) >> np.uint32(16))
         rest[i] = value - float_of(rounded | (bits & SIGN)) * inverse
 

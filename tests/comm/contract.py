@@ -126,6 +126,9 @@ def shift_passes_to_the_next_rank(comm: Communicator) -> None:
     for i, handle in enumerate(handles):
         assert handle.wait().tolist() == [(comm.rank - 1) % comm.size + i / 2] * 4
     assert comm.shift(torch.zeros(4), into, name="s").wait() is into
+    for other in (torch.empty(3), torch.empty(4).double(), torch.empty(4, device="meta")):
+        with pytest.raises(ConfigurationError, match="another tensor of the same shape, dtype and device"):
+            comm.shift(torch.zeros(4), other, name="s")
 
 
 @contract

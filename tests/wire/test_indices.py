@@ -1,5 +1,7 @@
 """Index sets come back as they were, in the bytes announced; anything else is refused, and read within its bounds."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -163,3 +165,27 @@ def test_fuzz_loops_write_only_where_they_may(count: int, width: int, words: int
     read_elias_fano(highs, lows, width, 2**31 - 1, guarded[1:-1])
     read_bitmap(highs, 64 * words - 5, guarded[1:-1])
     assert guarded[0] == guarded[-1] == 77
+
+
+AT_THE_END = """
+import atexit
+import torch
+from ringprune.wire import index_code
+
+torch.set_num_threads(2)
+positions = torch.arange(0, 400_000, 2, dtype=torch.int32)
+code = index_code(len(positions), 400_000, "elias-fano")
+
+def encode():
+    assert torch.equal(code.decode(code.encode(positions), name="m"), positions)
+    print("encoded")
+
+encode()
+atexit.register(encode)
+"""
+
+
+def test_long_messages_are_coded_at_the_end_of_a_process_too() -> None:
+    """Python starts no work in its pools any more when exit handlers run: it raised on one rank, and others waited."""
+    job = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=120, check=True)
+    assert job.stdout.split() == ["encoded", "encoded"], job.stderr

@@ -113,6 +113,16 @@ def closing_gives_back_only_what_was_made(comm: Communicator) -> None:
     dist.destroy_process_group(group)
 
 
+def the_end_of_the_process_closes(comm: Communicator) -> None:
+    """A script's own exit handler may close it after ours has: that once destroyed the script's groups."""
+    other = connect("torch")
+    other._end()  # type: ignore[attr-defined]
+    other.close()
+    assert dist.is_initialized()
+    with pytest.raises(UsageError, match="this communicator has been closed"):
+        other.allreduce(torch.ones(2), name="a")
+
+
 if __name__ == "__main__":
     watchdog()
     with pytest.raises(UsageError, match=r"call torch.distributed.init_process_group\(\"gloo\"\) first"):
@@ -129,6 +139,7 @@ if __name__ == "__main__":
         a_part_of_the_ranks_is_divided_only_where_it_needs_no_new_group,
         waits_are_given_up,
         closing_gives_back_only_what_was_made,
+        the_end_of_the_process_closes,
     ):
         check_together("torch", each.__name__, partial(each, comm))
     threes = dist.new_group([1, 2, 3])
