@@ -1,7 +1,7 @@
 """Device tensors over a library that sends host memory: copied there and back, in the order of the calls.
 
 Copies run on a side stream into pinned memory, so that neither the host nor the device's other work waits for them.
-Once its copy is there, a collective starts when its communicator is next asked for anything, and never before those that
+Once its copy is there, a collective starts when its communicator is next asked for anything, never before those that
 were called earlier: libraries match collectives by their order, which so stays the same on all ranks.
 """
 
