@@ -3,6 +3,7 @@
 python mpi_scripts/gpu_check.py device            what is here; status 3 where there is no GPU, or none for torch
 python mpi_scripts/gpu_check.py ops [--small]     every op on the GPU gives the bits that it gives on the CPU
 python mpi_scripts/gpu_check.py train             two simulated ranks train on the GPU as they do on the CPU
+python mpi_scripts/gpu_check.py copies            tensors come through host memory whole while the GPU is busy
 """
 
 import argparse
@@ -170,15 +171,40 @@ def check_train(device: str) -> int:
     return 0 if same and falls else 1
 
 
+def check_copies() -> int:
+    """Send tensors through pinned memory, as for MPI, while work is queued before and behind every copy."""
+    from ringprune.comm.staging import CudaCopies
+
+    copies, wrong, cycles = CudaCopies(), 0, 2_000_000
+    for i, n in enumerate([1, 1_000, 4_000_001] * 10):
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        tensor = torch.full((n,), float(i), device="cuda") + 1
+        copy = copies.to_host(tensor)
+        del tensor
+        other = torch.full((n,), -1.0, device="cuda")  # gets the tensor's memory, if that was given back too early
+        while not copy.ready():
+            pass
+        wrong += int((copy.tensor != i + 1).sum()) + int((other != -1).sum())
+        into = torch.zeros(n, device="cuda")
+        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        before = into + 1
+        copies.to_device(copy.tensor.mul_(2), into)
+        wrong += int((before != 1).sum()) + int((into + 1 != 2 * i + 3).sum())
+    print(f"  30 tensors through pinned memory: {wrong} entries wrong")
+    return int(wrong > 0)
+
+
 def main() -> int:
     """Run one part."""
     parser = argparse.ArgumentParser(description="Parts of gpu_check.sh.")
-    parser.add_argument("part", choices=["device", "ops", "train"])
+    parser.add_argument("part", choices=["device", "ops", "train", "copies"])
     parser.add_argument("--small", action="store_true", help="little work, for compute-sanitizer")
     parser.add_argument("--device", default="cuda", help="what is compared with the CPU (cpu: a test of this file)")
     arguments = parser.parse_args()
     if arguments.part == "device":
         return check_device()
+    if arguments.part == "copies":
+        return check_copies()
     return check_ops(arguments.device, arguments.small) if arguments.part == "ops" else check_train(arguments.device)
 
 

@@ -77,6 +77,7 @@ elif step build 300 env RINGPRUNE_BUILD=cuda RINGPRUNE_NATIVE=off "$python" -W i
     export RINGPRUNE_NATIVE=require
     step "same bits as on the CPU" 90 "$python" mpi_scripts/gpu_check.py ops
     step "training on two simulated ranks" 60 "$python" mpi_scripts/gpu_check.py train
+    step "copies through pinned memory" 60 "$python" mpi_scripts/gpu_check.py copies
     if has pytest && has hypothesis; then
         # without the project's settings, which ask for plugins
         step "tests of the ops [cuda]" 180 "$python" -m pytest -q -c /dev/null --rootdir=. --import-mode=importlib \
