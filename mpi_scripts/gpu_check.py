@@ -177,7 +177,7 @@ def check_copies() -> int:
 
     copies, wrong, cycles = CudaCopies(), 0, 2_000_000
     for i, n in enumerate([1, 1_000, 4_000_001] * 10):
-        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(cycles)
         tensor = torch.full((n,), float(i), device="cuda") + 1
         copy = copies.to_host(tensor)
         del tensor
@@ -186,7 +186,7 @@ def check_copies() -> int:
             pass
         wrong += int((copy.tensor != i + 1).sum()) + int((other != -1).sum())
         into = torch.zeros(n, device="cuda")
-        torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(cycles)
         before = into + 1
         copies.to_device(copy.tensor.mul_(2), into)
         wrong += int((before != 1).sum()) + int((into + 1 != 2 * i + 3).sum())

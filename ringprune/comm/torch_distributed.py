@@ -100,7 +100,9 @@ class TorchCommunicator(CheckedCommunicator):
                 work.wait()  # raises what went wrong; on a GPU it orders the current stream after the collective
             return into
 
-        done = lambda: all(work.is_completed() for work in works)  # noqa: E731
+        def done() -> bool:
+            return all(work.is_completed() for work in works)
+
         return self._waiter.handle(call, done=done, result=result, kept=tensor)
 
     def _broadcast(self, call: Call, tensor: Tensor, into: Tensor) -> list[Any]:
@@ -184,7 +186,7 @@ class TorchCommunicator(CheckedCommunicator):
                 dist.destroy_process_group(group)
 
     def _end(self) -> None:
-        """At the end of the process: close, but leave what is collective to the scripts that still can.
+        """At the end of the process: close, but for a group that is in use, or whose end may be collective (NCCL).
 
         Gloo's threads have to end before the interpreter does: one that lets go of a tensor while Python is being taken
         down aborts the process.

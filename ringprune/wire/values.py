@@ -105,7 +105,7 @@ class ValueCode:
             dequantise(scales.view(np.uint16)[: -(-count // BLOCK)], self._whole(codes)[:count], values, adds)
         if not on_host:
             on_device = torch.from_numpy(values).to(into.device)
-            into.copy_(into + on_device if add else on_device)
+            (into.add_ if add else into.copy_)(on_device)
         return into
 
     def _quantise(self, host: Array, scales: Array, codes: Array, dropped: Array) -> None:
