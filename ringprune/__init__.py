@@ -22,7 +22,8 @@ from ringprune.errors import (
 from ringprune.guard import Guard
 from ringprune.local_steps import LocalSteps
 from ringprune.optimizer import DistributedOptimizer
-from ringprune.policies import DGC, IWP, MIPD, Dense, OkTopk, Policy, RandomK, ScaleCom, SlimDP
+from ringprune.policies import DGC, IWP, MIPD, P3, Dense, OkTopk, Policy, RandomK, ScaleCom, SlimDP
+from ringprune.schedule import LayerPriority
 from ringprune.selection import Warmup
 
 __version__ = "0.1.0.dev0"
@@ -31,6 +32,7 @@ __all__ = [
     "DGC",
     "IWP",
     "MIPD",
+    "P3",
     "ArgumentTypeError",
     "CheckpointError",
     "CollectiveMismatchError",
@@ -40,6 +42,7 @@ __all__ = [
     "DependencyError",
     "DistributedOptimizer",
     "Guard",
+    "LayerPriority",
     "LocalSteps",
     "NativeLibraryError",
     "NonFiniteGradientError",

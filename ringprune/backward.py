@@ -9,7 +9,6 @@ from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ringprune.errors import ConfigurationError
-from ringprune.plan import Plan
 
 __all__ = ["Backward"]
 
@@ -18,14 +17,16 @@ _owners: MutableMapping[Tensor, "weakref.ref[Backward]"] = WeakTensorKeyDictiona
 
 
 class Backward:
-    """Watches the parameters of a Plan.
+    """Watches parameters.
 
     Args:
-        plan: the parameters and buckets.
-        params: their tensors, in the Plan's order.
+        names: the parameters' names.
+        params: their tensors.
+        buckets: for each bucket, the positions of the parameters whose gradients it needs.
         passes: backward passes that make one step.
-        full: bound method, called with a bucket's index when all its gradients have had their passes, and those of
-            every bucket before it: in the same order on every rank, whatever order the hooks fire in.
+        full: bound method, called with a bucket's index when all its gradients have had their passes.
+        in_order: only once those of every bucket before it have too: in the same order on every rank, whatever order
+            the hooks fire in.
         excess: bound method, called with a parameter's name when it gets another gradient after its last pass.
 
     Raises:
@@ -34,24 +35,30 @@ class Backward:
 
     def __init__(
         self,
-        plan: Plan,
+        names: Sequence[str],
         params: Sequence[Tensor],
+        buckets: Sequence[Sequence[int]],
         passes: int,
         *,
         full: Callable[[int], None],
         excess: Callable[[str], None],
+        in_order: bool = True,
     ) -> None:
-        for spec, param in zip(plan.params, params, strict=True):
+        for name, param in zip(names, params, strict=True):
             owner = _owners.get(param)
             if owner is not None and owner() is not None:
                 raise ConfigurationError(
-                    f"parameter {spec.name!r} belongs to another ringprune.DistributedOptimizer: wrap a model once, or "
+                    f"parameter {name!r} belongs to another ringprune.DistributedOptimizer: wrap a model once, or "
                     "close() the first wrapper"
                 )
         self.passes = passes
         # Weak: the methods' owner holds this object, and is to go when the user drops it.
-        self._plan, self._full, self._excess = plan, weakref.WeakMethod(full), weakref.WeakMethod(excess)
-        self._bucket_of = {i: bucket.index for bucket in plan.buckets for i in bucket.members}
+        self._full, self._excess = weakref.WeakMethod(full), weakref.WeakMethod(excess)
+        self._names, self._buckets, self._in_order = names, buckets, in_order
+        self._buckets_of: list[list[int]] = [[] for _ in params]
+        for number, members in enumerate(buckets):
+            for i in members:
+                self._buckets_of[i].append(number)
         self._hooks: list[RemovableHandle] = []
         self._params = list(params)
         self.reset()
@@ -65,13 +72,13 @@ class Backward:
         """A new step begins: no parameter has had a pass."""
         self.touched = False
         self._left = [self.passes] * len(self._params)
-        self._missing = [len(bucket.members) for bucket in self._plan.buckets]
-        self._next = 0
+        self._missing = [len(members) for members in self._buckets]
+        self._unreported = dict.fromkeys(range(len(self._missing)))
 
-    def remaining(self) -> range:
+    def remaining(self) -> list[int]:
         """Buckets not reported yet in this step, which now are: called when no more gradients will come."""
-        rest = range(self._next, len(self._missing))
-        self._next = len(self._missing)
+        rest = list(self._unreported)
+        self._unreported.clear()
         return rest
 
     def close(self) -> None:
@@ -86,15 +93,21 @@ class Backward:
         """The gradient of parameter ``index`` has had another backward pass added."""
         self.touched = True
         if not self._left[index]:
-            _alive(self._excess)(self._plan.params[index].name)
+            _alive(self._excess)(self._names[index])
             return
         self._left[index] -= 1
         if self._left[index]:
             return
-        self._missing[self._bucket_of[index]] -= 1
-        while self._next < len(self._missing) and not self._missing[self._next]:
-            self._next += 1
-            _alive(self._full)(self._next - 1)
+        for bucket in self._buckets_of[index]:
+            self._missing[bucket] -= 1
+            if not self._in_order and not self._missing[bucket]:
+                self._report(bucket)
+        while self._in_order and self._unreported and not self._missing[first := next(iter(self._unreported))]:
+            self._report(first)
+
+    def _report(self, bucket: int) -> None:
+        del self._unreported[bucket]
+        _alive(self._full)(bucket)
 
 
 def _alive(method: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., None]:

@@ -23,15 +23,20 @@ class GradientMode(Mode):
     """
 
     def __init__(self, parts: Parts) -> None:
-        policy, plan = parts.policy, parts.plan
+        policy = parts.policy
         # The norm over all gradients is known only after backward.
         self._overlap = parts.settings.overlap and policy.clipping.norm is None
-        self._packed = [policy.routing.packed(spec) for spec in plan.params]
+        self._specs, self._packed = parts.specs, [policy.routing.packed(spec) for spec in parts.specs]
         takes_over = policy.correction == "local" and momentum.takes_over(parts.inner)
-        super().__init__(parts, parts.params, velocity=takes_over, spare=self._overlap)
+        self._parameters = parts.params
+        super().__init__(parts, self._exchanged(), velocity=takes_over, spare=self._overlap)
         self._momentum = (
-            momentum.SharedMomentum(parts.inner, parts.params, plan.params, self._packed) if takes_over else None
+            momentum.SharedMomentum(parts.inner, parts.params, self._specs, self._packed) if takes_over else None
         )
+
+    def _exchanged(self) -> Sequence[Tensor]:
+        """The tensors of what the Plan calls parameters."""
+        return self._parameters
 
     # -- during backward ----------------------------------------------------------------------------------------------
 
@@ -89,8 +94,11 @@ class GradientMode(Mode):
 
     # -- the rest of the exchange -------------------------------------------------------------------------------------
 
-    def finish(self) -> bool:
+    def finish(self, *, stepping: bool) -> bool:
         """Exchange what is left and write the averages into ``param.grad``, in unscaled units.
+
+        Args:
+            stepping: :meth:`step` follows at once.
 
         Returns:
             Whether the step is to be made; False where all ranks skip it. Nothing of a skipped step is kept.
@@ -163,7 +171,7 @@ class GradientMode(Mode):
         if self._momentum is not None:
             self._momentum.apply()
         self._inner_step()
-        self._compare("parameter", self.params)
+        self._compare("parameter", self._exchanged())
         self.exchange.look_ahead()
 
     def _inner_step(self) -> None:
@@ -202,7 +210,7 @@ class GradientMode(Mode):
         with_momentum = {name for name, kinds in saved.items() if "momentum" in kinds}
         self._momentum.allocate(with_momentum)
         state = self.state()
-        for spec, packed in zip(self.plan.params, self._packed, strict=True):
+        for spec, packed in zip(self._specs, self._packed, strict=True):
             if packed and spec.name not in with_momentum:
                 state[spec.name].pop("momentum", None)
         return state

@@ -17,10 +17,11 @@ from ringprune.errors import UsageError
 from ringprune.exchange import Exchange
 from ringprune.guard import Guard
 from ringprune.metrics import Metrics
-from ringprune.plan import Plan
+from ringprune.plan import Bucket, ParamSpec, Plan
 from ringprune.policies import Policy
 from ringprune.reduction import Mean
 from ringprune.scaling import LossScale
+from ringprune.slicing import SlicedPlan
 from ringprune.verdict import Verdict
 
 __all__ = ["Mode", "Parts", "Settings"]
@@ -62,6 +63,8 @@ class Parts:
         scale: the loss scale.
         settings: the rest.
         nodes: ``comm`` divided by node, where nodes exchange and not ranks.
+        sliced: the Plan's pieces, where it is one of pieces of the parameters.
+        model: the model, if it was given.
     """
 
     inner: torch.optim.Optimizer
@@ -72,6 +75,17 @@ class Parts:
     scale: LossScale
     settings: Settings
     nodes: Nodes | None = None
+    sliced: SlicedPlan | None = None
+    model: torch.nn.Module | None = None
+
+    @property
+    def specs(self) -> tuple[ParamSpec, ...]:
+        """The parameters' facts."""
+        return self.plan.params if self.sliced is None else self.sliced.params
+
+    def members(self, bucket: Bucket) -> Sequence[int]:
+        """The parameters whose gradients a bucket needs."""
+        return bucket.members if self.sliced is None else self.sliced.members(bucket)
 
 
 class Mode(ABC):
@@ -113,7 +127,15 @@ class Mode(ABC):
         self._drift = Drift(settings.check_every, comm, self.metrics)
         self._open = False
         self._found: list[tuple[Sequence[int], Tensor]] = []  # counts of NaN and infinite entries, not yet read
-        self.backward = Backward(plan, parts.params, settings.passes, full=self._bucket_full, excess=self._excess)
+        self.backward = Backward(
+            [spec.name for spec in parts.specs],
+            parts.params,
+            [parts.members(bucket) for bucket in plan.buckets],
+            settings.passes,
+            full=self._bucket_full,
+            excess=self._excess,
+            in_order=parts.sliced is None,
+        )
 
     @abstractmethod
     def _bucket_full(self, index: int) -> None:
@@ -135,10 +157,19 @@ class Mode(ABC):
     def shared_weights(self) -> AbstractContextManager[None]:
         """Inside, the parameters are those that all ranks share."""
 
+    def settle(self) -> bool:
+        """Make what is left of a step; whether there was anything."""
+        return False
+
     @property
     def local_steps(self) -> int:
         """Steps made since the last exchange, by this rank alone."""
         return 0
+
+    def close(self) -> None:
+        """Let go of the parameters."""
+        self.backward.close()
+        self.exchange.forget()
 
     def stats(self) -> dict[str, Any]:
         """All that is counted, as plain numbers."""

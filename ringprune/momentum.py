@@ -94,10 +94,15 @@ class SharedMomentum:
         self._adopted = True
 
     @torch.no_grad()
-    def apply(self) -> None:
-        """Turn every ``param.grad`` from the exchanged average into the whole update SGD is to make."""
+    def apply(self, only: Iterable[int] | None = None) -> None:
+        """Turn every ``param.grad`` from the exchanged average into the whole update SGD is to make.
+
+        Args:
+            only: positions of the parameters that this is done for; None is all.
+        """
         self._adopt()
-        for param, spec, packed in zip(self._params, self._specs, self._packed, strict=True):
+        for i in range(len(self._params)) if only is None else only:
+            param, spec, packed = self._params[i], self._specs[i], self._packed[i]
             group, grad = self._group(spec), param.grad
             decay = float(group["weight_decay"])
             if grad is None or (packed and not decay and spec.name not in self._buffers):

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from ringprune import arguments, checkpoint, wire
 from ringprune.comm.communicator import Communicator, Nodes
-from ringprune.errors import ConfigurationError, RingPruneError, UsageError
+from ringprune.errors import RingPruneError, UsageError
 from ringprune.gradient_mode import GradientMode
 from ringprune.guard import Guard
 from ringprune.mode import Parts, Settings
-from ringprune.plan import build_plan, shake_hands
+from ringprune.plan import shake_hands
+from ringprune.planning import check_schedule, make_mode, make_plan
 from ringprune.policies import Policy, as_policy, check_abilities
 from ringprune.scaling import LossScale
 from ringprune.update_mode import UpdateMode
@@ -40,7 +41,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             steps.
         backward_passes_per_step: backward passes that are accumulated before an exchange.
         scaler: the loop's ``torch.amp.GradScaler``; an overflow on any rank then skips the step on all.
-        model: the model; with ``local_steps`` its BatchNorm statistics are then averaged at each exchange.
+        model: the model; ``local_steps`` averages its BatchNorm statistics, a schedule has hooks in its forward pass.
         seed: decides roots and exploration; the same on all ranks.
         nonfinite: what NaN or infinity in a gradient of any rank leads to, on all ranks: ``"raise"`` (the default
             without a scaler) or ``"skip"`` the step (the default with one). Nothing of that step is kept.
@@ -124,17 +125,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
             )
             statistics = arguments.statistics(model)
             check_abilities(chosen, self._comm)
-            if chosen.local_steps is not None and not settings.mean.average:
-                raise ConfigurationError("op=Sum with local_steps: what the ranks' weights have moved by is averaged")
             named = arguments.name_parameters(optimizer, named_parameters)
             trained = [entry for entry in named if entry[1].requires_grad]
             specs = arguments.describe_parameters(trained)
             shared = [str(chosen), str(settings), str(scale), *arguments.describe_optimizer(optimizer)]
             shared += [f"statistics {name} {list(buffer.shape)}" for name, buffer in statistics.items()]
-            packed = [chosen.routing.packed(spec) for spec in specs]
             limit = whole_number("bucket_bytes", bucket_bytes, 1, 4 * wire.MAX_POSITIONS)
-            plan = build_plan(specs, packed, limit, shared)
             params = [param for _, param, _ in trained]
+            refused = {"scaler": scale.enabled, "guard": guard is not None, "hierarchical=True": hierarchical}
+            check_schedule(chosen, model, trained, refused | {'nonfinite="skip"': settings.nonfinite == "skip"})
+            plan, sliced = make_plan(chosen, specs, params, limit, shared)
             first_fact = f"hierarchical={flag('hierarchical', hierarchical)}"
         if hierarchical:
             # To divide the ranks is collective: not before all of them have come this far, and want it.
@@ -143,8 +143,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._nodes = arguments.divide(self._comm, chosen, params) if hierarchical else None
             if self._comm.rank == 0:
                 arguments.advise(optimizer, chosen)
-            parts = Parts(optimizer, params, plan, chosen, self._comm, scale, settings, self._nodes)
-            self._mode = GradientMode(parts) if chosen.local_steps is None else UpdateMode(parts, statistics)
+            parts = Parts(optimizer, params, plan, chosen, self._comm, scale, settings, self._nodes, sliced, model)
+            self._mode = make_mode(parts, statistics)
         try:
             self._shake_hands([first_fact, f"wire format {wire.WIRE_VERSION}", *plan.facts], None)
         except RingPruneError:
@@ -184,23 +184,24 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Finish the exchange: afterwards every ``param.grad`` holds the average, the same on all ranks.
 
         With a scaler gradients come back multiplied by the scale, as with Horovod, so that ``scaler.unscale_`` follows.
-        With ``local_steps`` it does nothing: gradients stay each rank's own.
+        With ``local_steps`` it does nothing: gradients stay each rank's own. With a schedule, after :meth:`step`, it makes
+        what is left of the step: before parameters are read outside the forward pass.
 
         Raises:
             NonFiniteGradientError, UsageError: on all ranks together.
         """
         mode = self._active()
-        if isinstance(mode, GradientMode):
-            self._finish(mode, stepping=False)
+        if isinstance(mode, GradientMode) and not mode.settle():
+            self._finish(mode, stepping=False, scaling=False)
             if mode.scale.enabled and not self._skipped:
                 mode.scale.multiply(mode.params, mode.scale.value)
                 self._scaled = True
 
-    def _finish(self, mode: GradientMode, *, stepping: bool) -> None:
+    def _finish(self, mode: GradientMode, *, stepping: bool, scaling: bool) -> None:
         self._flushed = self._scaled = False
-        made = mode.finish()
+        made = mode.finish(stepping=stepping)
         if not made:
-            mode.scale.overflow(self, mode.params, stepping=stepping)
+            mode.scale.overflow(self, mode.params, stepping=scaling)
         self._synchronized, self._skipped = True, not made
 
     @contextmanager
@@ -263,7 +264,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if fault is not None:
             mode.note_fault(fault)  # the other ranks may be in the exchange: all of them raise
         if exchange or fault is not None:
-            self._finish(mode, stepping=inside_scaler)
+            self._finish(mode, stepping=True, scaling=inside_scaler)
         elif inside_scaler and self.found_inf and not self._skipped:
             self._skipped = True  # what the scaler saw is the average, the same on all ranks
             mode.metrics.skipped_steps += 1
@@ -341,8 +342,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The wrapped optimizer's state, and under ``"ringprune"`` what this rank keeps; save it on every rank."""
-        state = self._inner.state_dict()
         mode = self._active()
+        if mode is not None:
+            mode.settle()
+        state = self._inner.state_dict()
         if mode is not None:
             origin = checkpoint.Origin(
                 rank=self._comm.rank,
@@ -371,6 +374,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         mode = self._active()
         if mode is not None:
+            mode.settle()
             mode.idle("load_state_dict()")
             saved = state_dict.get("ringprune")
             origin = checkpoint.check_origin(saved, self._comm.rank, self._comm.size, self._keepers)
@@ -391,6 +395,5 @@ class DistributedOptimizer(torch.optim.Optimizer):
         With ``lookahead`` all ranks call it, between steps.
         """
         if self._mode is not None:
-            self._mode.backward.close()
-            self._mode.exchange.forget()
+            self._mode.close()
         self._mode, self._closed = None, True

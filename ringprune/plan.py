@@ -11,7 +11,7 @@ import torch
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import RankMismatchError
 
-__all__ = ["Bucket", "ParamSpec", "Plan", "build_plan", "gather_texts", "shake_hands"]
+__all__ = ["Bucket", "ParamSpec", "Plan", "Route", "build_plan", "gather_texts", "make_bucket", "shake_hands"]
 
 Route = Literal["packed", "dense"]
 
@@ -118,7 +118,7 @@ def build_plan(params: Sequence[ParamSpec], packed: Sequence[bool], bucket_bytes
     for route in ("packed", "dense"):
         chosen = [i for i in reverse if packed[i] == (route == "packed")]
         groups += [(route, members) for members in _split(params, chosen, bucket_bytes)]
-    buckets = tuple(_bucket(index, route, members, params) for index, (route, members) in enumerate(groups))
+    buckets = tuple(make_bucket(index, route, members, params) for index, (route, members) in enumerate(groups))
     lines = [*facts, f"{len(params)} parameters, buckets of at most {bucket_bytes} bytes"]
     lines += [f"parameter {i} is {spec}" for i, spec in enumerate(params)]
     lines += [f"bucket {bucket.index} is {bucket.route}: parameters {bucket.members}" for bucket in buckets]
@@ -141,7 +141,8 @@ def _split(params: Sequence[ParamSpec], chosen: Iterable[int], bucket_bytes: int
     return done
 
 
-def _bucket(index: int, route: Route, members: list[int], params: Sequence[ParamSpec]) -> Bucket:
+def make_bucket(index: int, route: Route, members: Sequence[int], params: Sequence[ParamSpec]) -> Bucket:
+    """A bucket of some of ``params``, which are of one dtype and device."""
     first = params[members[0]]
     offsets = tuple(accumulate((params[i].numel for i in members), initial=0))
     wire = torch.float64 if first.dtype == torch.float64 else torch.float32

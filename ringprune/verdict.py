@@ -20,6 +20,15 @@ NonFinite = Literal["raise", "skip"]
 SHOWN = 3
 """Parameters that an error names; where one gradient is bad, often all are."""
 
+_NOT_MADE = (
+    'The step was not made and nothing of it was kept; pass nonfinite="skip" to skip such steps, or scaler= with a '
+    "GradScaler"
+)
+_MADE = (
+    "With a schedule that comes to light when layers have made the step: go back to a checkpoint, or use a policy "
+    'without a schedule and nonfinite="skip"'
+)
+
 _log = logging.getLogger("ringprune")
 
 
@@ -45,12 +54,12 @@ class Verdict:
         self._handle: Handle | None = None
         self.clear()
 
-    def clear(self) -> None:
-        """Forget the findings; a new step begins."""
+    def clear(self, fault: str | None = None) -> None:
+        """Forget the findings; a new step begins, of which ``fault`` is known already."""
         self.saw_gradient = False
         self.more: list[int] = []
         self._nonfinite: list[str] = []
-        self._fault: str | None = None
+        self.fault = fault
 
     def note_nonfinite(self, finding: str) -> None:
         """A gradient of this rank holds NaN or infinity."""
@@ -58,11 +67,11 @@ class Verdict:
 
     def note_fault(self, finding: str) -> None:
         """The caller of this rank did something that cannot work; the first is kept."""
-        self._fault = self._fault or finding
+        self.fault = self.fault or finding
 
     def start(self, *more: bool) -> None:
         """Send this rank's findings, and ``more`` that the caller asks all ranks about, 4 bytes each."""
-        counts = [bool(self._nonfinite), self._fault is not None, self.saw_gradient, *more]
+        counts = [bool(self._nonfinite), self.fault is not None, self.saw_gradient, *more]
         with self._metrics.sending("headers"):
             message = torch.tensor(counts, dtype=torch.int32, device=self._device)
             self._handle = self._comm.allreduce(message, name="verdict")
@@ -71,29 +80,27 @@ class Verdict:
         """Whether the step can be made: no rank found anything. The same on every rank."""
         assert self._handle is not None, "wait() before start()"
         counts: list[int] = self._handle.wait().tolist()
-        self._nonfinite_ranks, self._faulty_ranks, self._ranks_with_gradient, *self.more = counts
+        self._nonfinite_ranks, self.faulty_ranks, self._ranks_with_gradient, *self.more = counts
         self._handle = None
-        return not self._nonfinite_ranks and not self._faulty_ranks and bool(self._ranks_with_gradient)
+        return not self._nonfinite_ranks and not self.faulty_ranks and bool(self._ranks_with_gradient)
 
-    def raise_or_skip(self, *, always: bool = False) -> None:
+    def raise_or_skip(self, *, always: bool = False, made: bool = False) -> None:
         """After a refusal, once nothing is under way: raise on all ranks together, or return where it is a skip.
 
         Args:
             always: raise, whatever ``nonfinite`` says; the same on all ranks.
+            made: the step was made all the same.
 
         Raises:
             UsageError: a rank called things in the wrong order.
             NonFiniteGradientError: a gradient holds NaN or infinity and ``nonfinite="raise"``.
         """
-        if self._faulty_ranks:
-            raise UsageError(self._gather(self._fault))
+        if self.faulty_ranks:
+            raise UsageError(self._gather(self.fault))
         if not self._ranks_with_gradient:
             raise UsageError("step() before backward(): no parameter has received a gradient since the last step")
         if self._raise or always:
-            raise NonFiniteGradientError(
-                f"{self._gather(self._findings())}. The step was not made and nothing of it was kept; pass "
-                'nonfinite="skip" to skip such steps, or scaler= with a GradScaler'
-            )
+            raise NonFiniteGradientError(f"{self._gather(self._findings())}. {_MADE if made else _NOT_MADE}")
         if self._nonfinite:
             _log.log(self._level, "rank %d: step skipped on all ranks: %s", self._comm.rank, self._findings())
 

@@ -5,7 +5,7 @@
     __main__, optimizer -> exchange -> policies -> stages -> ops -> csrc
             |                 |                      |
             +---> comm/<x>    +--> comm/communicator <+   (the protocol only)
-    leaves, importable by all: errors, plan, metrics, compiled, counter_rng, validation, guard
+    leaves, importable by all: errors, plan, slicing, metrics, compiled, counter_rng, validation, guard
 """
 
 import ast
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 __all__ = ["broken_imports", "broken_style", "layer_of"]
 
-LEAVES = {"errors", "plan", "metrics", "compiled", "counter_rng", "validation", "guard"}
+LEAVES = {"errors", "plan", "slicing", "metrics", "compiled", "counter_rng", "validation", "guard"}
 STAGES = {"residual", "importance", "selection", "agreement", "packing", "wire", "reduction"} | {
     "local_steps",
     "schedule",

@@ -184,6 +184,10 @@ class Exchange:
         """
         for lane in self._lanes:
             lane.finish([outputs[i] for i in lane.bucket.members])
+        self.conclude()
+
+    def conclude(self) -> None:
+        """All buckets have been finished: the step has taken effect."""
         for lane in self._lanes:
             lane.settle()
         self._report()
@@ -221,6 +225,28 @@ class Exchange:
         """
         for lane in self._lanes:
             lane.look_ahead(self.step)
+
+    # -- bucket by bucket, in an order that was agreed elsewhere (dispatch.py) ----------------------------------------
+
+    def start_alone(self, index: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor | None:
+        """As :meth:`start`, and no bucket is taken further: nothing is sent."""
+        return self._lanes[index].start(self.step, corrected, correction)
+
+    def done(self, index: int) -> bool:
+        """Whether the next turn of bucket ``index`` needs no waiting."""
+        return self._lanes[index].done()
+
+    def advance(self, index: int) -> bool:
+        """One turn of bucket ``index``; False where none is left after it, and its reduction is under way."""
+        return self._lanes[index].advance()
+
+    def reduced(self, index: int) -> bool:
+        """Whether :meth:`finish_one` would not wait, of a bucket without turns left."""
+        return self._lanes[index].reduced()
+
+    def finish_one(self, index: int, outputs: Sequence[Tensor]) -> None:
+        """Wait for the reduction of bucket ``index``, and write the averages of its tensors."""
+        self._lanes[index].finish(outputs)
 
     # -- between steps ------------------------------------------------------------------------------------------------
 

@@ -108,6 +108,10 @@ class Lane(ABC):
         self._waiting = next(self._turns, None)
         return self._waiting is not None
 
+    def reduced(self) -> bool:
+        """Where no turn is left: whether :meth:`finish` would not wait."""
+        return self._reduction is None or self._reduction.done()
+
     @abstractmethod
     def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor | None:
         """Accumulate, and what else can be done alone."""

@@ -10,6 +10,7 @@ from ringprune.policies.dgc import DGC
 from ringprune.policies.iwp import IWP
 from ringprune.policies.mipd import MIPD
 from ringprune.policies.oktopk import OkTopk
+from ringprune.policies.p3 import P3
 from ringprune.policies.policy import Policy
 from ringprune.policies.random_k import RandomK
 from ringprune.policies.scalecom import ScaleCom
@@ -19,6 +20,7 @@ __all__ = [
     "DGC",
     "IWP",
     "MIPD",
+    "P3",
     "POLICIES",
     "Dense",
     "OkTopk",
@@ -36,6 +38,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "iwp": IWP,
     "mipd": MIPD,
     "oktopk": OkTopk,
+    "p3": P3,
     "random_k": RandomK,
     "scalecom": ScaleCom,
     "slim_dp": SlimDP,

@@ -10,6 +10,7 @@ from ringprune.importance import Score
 from ringprune.local_steps import LocalSteps
 from ringprune.residual import Clipping
 from ringprune.routing import Routing
+from ringprune.schedule import LayerPriority
 from ringprune.selection import Density
 from ringprune.validation import flag, one_of, real_number, whole_number
 from ringprune.wire import INDEX_FORMATS, VALUE_FORMATS
@@ -77,6 +78,8 @@ class Policy:
         smoothing: weight of the newest step in an estimate of what each entry moves by, 0 to 1 (MIPD). It is applied at
             every step, whether an entry is sent or not, and taken out of all residuals. 0 is no estimate.
         turns: groups of packed tensors that take turns: each is exchanged at every ``turns``-th step (MIPD: 2).
+        schedule: send what the next forward pass needs first before the rest, across the barrier between two steps
+            (P3); None sends as gradients come.
     """
 
     name: str
@@ -102,6 +105,7 @@ class Policy:
     layers: str = "even"
     smoothing: float = 0.0
     turns: int = 1
+    schedule: LayerPriority | None = None
 
     def __post_init__(self) -> None:
         for name, value, kind, example in (
@@ -144,6 +148,18 @@ class Policy:
             why = "what the estimate moves has to leave all residuals, at once and whole"
             self._goes_with("smoothing", why, {"low_pass": 1.0} | seed)
 
+        if not isinstance(self.schedule, LayerPriority | None):
+            raise ArgumentTypeError(
+                f"Policy.schedule={self.schedule!r}: a ringprune.LayerPriority, such as LayerPriority(), or None"
+            )
+        if self.schedule is not None:
+            why = "a bucket is sent as soon as its own gradients are there, and its layer steps alone"
+            self._goes_with("schedule", why, {"local_steps": None, "lookahead": False, "turns": 1})
+            if self.clipping.norm is not None:
+                raise ConfigurationError(
+                    f"clip_norm={self.clipping.norm:g} with a schedule: the norm over all gradients is known only when "
+                    "the last is there; use clip_norm_per_tensor"
+                )
         shares = self.local_steps is not None and self.local_steps.momentum == "shared"
         if shares and (self.smoothing or self.low_pass < 1):
             raise ConfigurationError(

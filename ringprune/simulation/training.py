@@ -111,6 +111,7 @@ class _Run:
             named_parameters=model.named_parameters(),
             policy=self.spec.policy(),
             comm=comm,
+            model=model,
             seed=self.seed,
             overlap=False,  # every method clips each rank's own gradient, which is there only after backward
         )

@@ -265,6 +265,30 @@ def counted_bytes(comm: rp.comm.Communicator) -> None:
     optimizer.close()
 
 
+def scheduled(comm: rp.comm.Communicator, kind: str) -> None:
+    """The weights do not depend on when things are sent: with two ranks, of one order of sums, to the bit."""
+    for policy in (rp.Dense(), rp.IWP(0.05, values="int8"), rp.DGC(0.05)):
+        results = []
+        for schedule in (None, rp.LayerPriority(slice_bytes=4096, credit_bytes=8192, fuse_bytes=600)):
+            model = make_model()
+            optimizer = rp.DistributedOptimizer(
+                nesterov(model.parameters()),
+                model.named_parameters(),
+                policy=replace(policy, schedule=schedule),
+                comm=rp.connect(kind, timeout=20),
+                model=model,
+                check_every=4,
+            )
+            run(model, optimizer, comm.rank, 20)
+            with optimizer.shared_weights():
+                results.append(weights(model))
+            optimizer.close()
+        digest = hashlib.sha256(results[1].numpy().tobytes()).digest()
+        assert len(set(all_bytes(comm, digest, "weights' hash"))) == 1
+        if comm.size == 2 and policy.values == "fp32":  # codes are fitted to what travels together
+            assert same_bytes(*results), f"{policy.name} differs by {float((results[0] - results[1]).abs().max())}"
+
+
 def two_wrappers_in_one_backward(comm: rp.comm.Communicator, kind: str) -> None:
     """Horovod matches collectives by name, and both wrappers' buckets are under way at the same time."""
     models = make_model(), make_model(seed=1)
@@ -324,6 +348,7 @@ def checks(kind: str, steps: int) -> dict[str, Callable[[rp.comm.Communicator], 
         "ranks that differ": ranks_that_differ,
         "resume": resume,
         "counted bytes": counted_bytes,
+        "scheduled": partial(scheduled, kind=kind),
         "two wrappers": partial(two_wrappers_in_one_backward, kind=kind),
     }
     if kind != "horovod":  # it cannot shift

@@ -1,0 +1,138 @@
+"""Keeps a Dispatch going while the program computes: a thread that does what is due, and waits for nothing."""
+
+import atexit
+import threading
+import time
+from collections.abc import Collection
+from contextlib import nullcontext
+from types import TracebackType
+
+import torch
+
+from ringprune.exchange.dispatch import Dispatch
+
+__all__ = ["Driver"]
+
+SHORTEST_PAUSE, LONGEST_PAUSE, PAUSE_GROWTH = 50e-6, 5e-4, 1.3
+
+LAST_SECONDS = 5.0
+
+STALL = 5.0
+"""Seconds without any progress after which a rank waits inside the library, which knows time limits and dead ranks."""
+
+
+class Driver:
+    """Shares a Dispatch, and the exchange behind it, between the program's thread and its own.
+
+    What one of them does with either it does inside ``with driver:``.
+
+    Args:
+        dispatch: what is kept going.
+        device: where gradients live; on a GPU the thread works on the stream that is current now.
+        threaded: have a thread; otherwise things happen when the program comes by.
+    """
+
+    def __init__(self, dispatch: Dispatch, device: torch.device, *, threaded: bool) -> None:
+        self._dispatch, self._threaded = dispatch, threaded
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._lock, self._wake = threading.RLock(), threading.Event()
+        self._error: Exception | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Dispatch:
+        self._lock.acquire()
+        return self._dispatch
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lock.release()
+
+    def go(self) -> None:
+        """Something is ready: do what can be done without waiting, here or in the thread."""
+        if not self._threaded:
+            while self._dispatch.progress():
+                pass
+            return
+        if self._thread is None:
+            # A daemon: a message that never comes must not keep the process from ending.
+            self._thread = threading.Thread(target=self._run, name="ringprune schedule", daemon=True)
+            self._thread.start()
+            atexit.register(self._end)  # before the communicator ends, which was there before
+        self._wake.set()
+
+    def wait_for(self, buckets: Collection[int]) -> None:
+        """Return when finishing these buckets would not wait, or would wait inside the library.
+
+        Raises:
+            CommunicatorError: as the communicator raises it.
+        """
+        since, pause = time.monotonic(), 0.0
+        while True:
+            with self._lock:
+                self._raise()
+                if all(map(self._dispatch.reduced, buckets)):
+                    return
+                stalled = not self._threaded or time.monotonic() - since > STALL
+                if self._dispatch.progress(wait=stalled):
+                    since, pause = time.monotonic(), 0.0
+                    continue
+                if stalled and all(bucket in self._dispatch.sent for bucket in buckets):
+                    return
+            pause = min(max(pause * PAUSE_GROWTH, SHORTEST_PAUSE), LONGEST_PAUSE)
+            time.sleep(pause)
+
+    def run_out(self) -> None:
+        """Start all messages that the step still has; all its buckets are ready."""
+        while True:
+            with self._lock:
+                self._raise()
+                if self._dispatch.idle:
+                    return
+                if self._dispatch.progress(wait=not self._threaded):
+                    continue
+            time.sleep(SHORTEST_PAUSE)
+
+    def close(self) -> None:
+        """End the thread."""
+        atexit.unregister(self._end)
+        self._closed = True
+        self._wake.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        self._thread = None
+
+    def _end(self) -> None:
+        """At the end of the program: let the messages of its last step go out, for which other ranks may wait."""
+        deadline = time.monotonic() + LAST_SECONDS
+        while not self._dispatch.idle and self._error is None and time.monotonic() < deadline:
+            time.sleep(SHORTEST_PAUSE)
+        self.close()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _run(self) -> None:
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            self._loop()
+
+    def _loop(self) -> None:
+        pause = 0.0
+        while not self._closed:
+            with self._lock:
+                try:
+                    progressed, idle = self._dispatch.progress(), self._dispatch.idle
+                except Exception as error:
+                    self._error, progressed, idle = error, False, True
+            if idle:
+                self._wake.wait()
+                self._wake.clear()
+                if self._error is not None:
+                    return
+            elif not progressed:
+                pause = min(max(pause * PAUSE_GROWTH, SHORTEST_PAUSE), LONGEST_PAUSE)
+                time.sleep(pause)
+            else:
+                pause = 0.0

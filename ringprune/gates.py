@@ -1,0 +1,158 @@
+"""Where a forward pass first uses each parameter, and hooks there that wait until it has been updated.
+
+A parameter's own module is not always where it is used first: tied weights have several, and some modules read the
+weights of others (``nn.MultiheadAttention`` those of its output layer, whose forward is never called). So the first
+forward pass in training is watched: every torch function tells which parameters it was given, and a parameter's gate is
+the innermost module that was running then. Until that is known, and wherever a module is called outside the model's own
+forward pass, everything is waited for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.hooks import RemovableHandle
+
+__all__ = ["Gates"]
+
+
+class Gates:
+    """Hooks on a model's modules.
+
+    Args:
+        model: the model.
+        params: the parameters that are waited for.
+        arrive: called before a module runs that uses parameters, with their positions in ``params``; it returns when
+            they are up to date.
+
+    Attributes:
+        order: the parameters' positions in the order of their first use; as given until that is known.
+    """
+
+    def __init__(self, model: nn.Module, params: Sequence[Tensor], arrive: Callable[[Sequence[int]], None]) -> None:
+        self._model, self._arrive = model, arrive
+        self._everything = list(range(len(params)))
+        self._position = {id(param): i for i, param in enumerate(params)}
+        self.order = self._everything
+        self._inside = self._known = False
+        self._watch: _FirstUse | None = None
+        self._hooks: list[RemovableHandle] = []
+        self._gates: Mapping[nn.Module, list[int]] = {}
+        self._place()
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        if self._watch is not None:
+            self._watch.end()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def _place(self) -> None:
+        """Hooks where they are needed, as far as is known."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = [
+            self._model.register_forward_pre_hook(self._enter),
+            self._model.register_forward_hook(self._leave, always_call=True),
+        ]
+        for module in self._model.modules():
+            own = [self._position[id(p)] for p in module.parameters(recurse=False) if id(p) in self._position]
+            wanted = sorted({*own, *self._gates.get(module, ())})
+            if module is not self._model and (wanted or not self._known):
+                self._hooks.append(module.register_forward_pre_hook(self._gate(wanted)))
+            # Saving and loading reads and writes them where no forward pass waits.
+            for register in (module.register_state_dict_pre_hook, module.register_load_state_dict_pre_hook):
+                self._hooks.append(register(self._everything_else))  # type: ignore[no-untyped-call]
+
+    def _everything_else(self, *state: Any) -> None:
+        """Before a module's state is saved or loaded."""
+        self._arrive(self._everything)
+
+    def _gate(self, wanted: list[int]) -> Callable[[nn.Module, Any], None]:
+        def hook(module: nn.Module, args: Any) -> None:
+            self._arrive(wanted if self._inside else self._everything)
+
+        return hook
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        """Before the model's own forward pass."""
+        self._inside = True
+        self._arrive(self._gates.get(module, []) if self._known else self._everything)
+        if not self._known and self._watch is None and module.training and torch.is_grad_enabled():
+            self._watch = _FirstUse(self._model, self._position)
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        """After it, also where it failed; then ``output`` is None."""
+        self._inside = False
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end()
+            if output is not None:
+                self._learn(watch)
+
+    def _learn(self, watch: "_FirstUse") -> None:
+        gates: dict[nn.Module, list[int]] = {self._model: []}
+        for position, module in watch.first.items():
+            gates.setdefault(module or self._model, []).append(position)
+        # What the forward pass does not use may be used outside it, where nothing can wait.
+        unused = [position for position in self._everything if position not in watch.first]
+        gates[self._model] += unused
+        self.order = [*watch.first, *unused]
+        self._gates, self._known = gates, True
+        self._place()
+
+
+class _FirstUse(TorchFunctionMode):
+    """Notes which module was running when each parameter was first given to a torch function.
+
+    Args:
+        model: the model, whose modules are followed; it is running.
+        position: the parameters' positions, by their ``id``.
+
+    Attributes:
+        first: module by position, in the order of use.
+    """
+
+    def __init__(self, model: nn.Module, position: Mapping[int, int]) -> None:
+        super().__init__()
+        self.first: dict[int, nn.Module] = {}
+        self._position, self._running = position, [model]
+        self._hooks = [
+            handle
+            for module in model.modules()
+            if module is not model
+            for handle in (
+                module.register_forward_pre_hook(lambda module, args: self._running.append(module)),
+                module.register_forward_hook(lambda module, args, output: self._pop(), always_call=True),
+            )
+        ]
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def _pop(self) -> None:
+        self._running.pop()
+
+    def end(self) -> None:
+        """Watch no longer."""
+        for hook in self._hooks:
+            hook.remove()
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note the parameters among the arguments, and call ``func``."""
+        self._note((args, kwargs))
+        return func(*args, **(kwargs or {}))
+
+    def _note(self, given: Any) -> None:
+        if isinstance(given, Tensor):
+            position = self._position.get(id(given))
+            if position is not None:
+                self.first.setdefault(position, self._running[-1])
+        elif isinstance(given, list | tuple):
+            for each in given:
+                self._note(each)
+        elif isinstance(given, dict):
+            for each in given.values():
+                self._note(each)

@@ -1,0 +1,70 @@
+"""Steps of a wrapped optimizer on some of its parameters, with the settings that it had at an earlier time."""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ringprune.errors import ConfigurationError
+
+__all__ = ["LayerSteps"]
+
+
+class LayerSteps:
+    """Lets any optimizer whose state is per parameter make one step in parts.
+
+    The settings in its param groups (learning rate, momentum, ...) may change before the last part is made: a scheduler
+    follows ``step()`` at once. So they are remembered.
+
+    Args:
+        inner: the optimizer.
+    """
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self._inner = inner
+        self._settings: list[dict[str, Any]] = []
+
+    def remember(self) -> None:
+        """The settings are as the step is to be made with."""
+        self._settings = [
+            {key: _copied(value) for key, value in group.items() if key != "params"}
+            for group in self._inner.param_groups
+        ]
+
+    @contextmanager
+    def only(self, params: Collection[Tensor]) -> Iterator[None]:
+        """Inside, the optimizer has these parameters only, and the settings remembered.
+
+        Raises:
+            ConfigurationError: it changed a setting, so that parts of a step are not the whole step.
+        """
+        chosen, groups = {id(param) for param in params}, self._inner.param_groups
+        kept = list(groups)
+        parts = [
+            {**settings, "params": [p for p in group["params"] if id(p) in chosen]}
+            for settings, group in zip(self._settings, kept, strict=True)
+        ]
+        groups[:] = parts
+        try:
+            yield
+        finally:
+            groups[:] = kept
+        for number, (settings, part) in enumerate(zip(self._settings, parts, strict=True)):
+            changed = [key for key in part if key != "params" and not _same(part[key], settings.get(key))]
+            if changed:
+                raise ConfigurationError(
+                    f"{type(self._inner).__name__} keeps {changed[0]!r} of param group {number} from step to step: it "
+                    "cannot make a step layer by layer; use a policy without schedule=LayerPriority()"
+                )
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a is b
+    return a is b or bool(a == b)

@@ -1,0 +1,373 @@
+"""Scheduling across the barrier between steps (P3): the same weights, made layer by layer; what cannot go with it."""
+
+import copy
+import functools
+import gc
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ringprune as rp
+from tests.test_gates import Attention
+from tests.training import OPTIMIZERS, MakeOptimizer, batches, loss_of, make_model, run, same_bytes, sgd, weights
+
+SLICED = rp.P3(slice_bytes=4096, credit_bytes=8192, fuse_bytes=600)
+IWP = rp.IWP(0.05)
+SCHEDULED = replace(IWP, schedule=rp.LayerPriority())
+
+
+def wrap(
+    of: nn.Module, comm: rp.comm.Communicator, policy: Any = SLICED, make: MakeOptimizer = sgd, **options: Any
+) -> rp.DistributedOptimizer:
+    options = {"model": of, "named_parameters": of.named_parameters()} | options
+    return rp.DistributedOptimizer(make(of.parameters()), policy=policy, comm=comm, **options)
+
+
+def trained(ranks: int, policy: Any, make: MakeOptimizer = sgd, steps: int = 8, **options: Any) -> list[Tensor]:
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = make_model()
+        optimizer = wrap(model, comm, policy, make, **options)
+        run(model, optimizer, comm.rank, steps)
+        with optimizer.shared_weights():
+            return weights(model)
+
+    return rp.simulate(ranks, rank, timeout=60)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_the_weights_are_those_without_scheduling_bit_for_bit(make: MakeOptimizer, ranks: int) -> None:
+    expected = trained(ranks, rp.Dense(), make)[0]
+    assert all(same_bytes(got, expected) for got in trained(ranks, SLICED, make))
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_compressed_exchange_is_scheduled_likewise(make: MakeOptimizer) -> None:
+    expected = trained(3, IWP, make)[0]
+    assert all(same_bytes(got, expected) for got in trained(3, SCHEDULED, make))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        rp.IWP(0.1, roots="all", values="int8", dense_values="int8"),
+        rp.RandomK(0.1),
+        rp.DGC(0.1),
+        rp.SlimDP(0.1, refresh=3),
+        rp.OkTopk(0.1),
+        rp.Dense("int8"),
+    ],
+    ids=lambda policy: f"{policy.name}-{policy.values}",
+)
+def test_any_policy_gives_the_same_weights_on_all_ranks(policy: rp.Policy) -> None:
+    got = trained(3, replace(policy, schedule=rp.LayerPriority(4096, 8192, 600)))
+    assert all(same_bytes(each, got[0]) for each in got)
+    assert not same_bytes(got[0], weights(make_model()))
+
+
+def test_step_returns_before_the_step_is_made_and_layers_make_it_when_they_run() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.P3(fuse_bytes=0))
+        run(model, optimizer, comm.rank, 2)  # the first pass is watched, the second waits layer by layer
+        optimizer.synchronize()
+        before, seen = weights(model), []
+        loss_of(model, next(batches(comm.rank, 1))).backward()
+        optimizer.step()
+        assert same_bytes(weights(model), before)
+        hook = model[2].register_forward_pre_hook(
+            lambda module, args: seen.append([p.clone() for p in model.parameters()])
+        )
+        model(torch.ones(1, 64))
+        hook.remove()
+        old = torch.split(before, [p.numel() for p in model.parameters()])
+        moved = [not same_bytes(a.reshape(-1), b) for a, b in zip(seen[0], old, strict=True)]
+        assert moved == [True, True, True, True, False, False]
+        assert not any(same_bytes(p.detach().reshape(-1), b) for p, b in zip(model.parameters(), old, strict=True))
+        optimizer.close()
+
+    rp.simulate(2, rank, timeout=60)
+
+
+def test_settings_changed_after_step_are_those_of_the_next() -> None:
+    """Schedulers change the learning rate right after ``step()``, when no layer has made it."""
+
+    def loop(policy: Any) -> list[Tensor]:
+        def rank(comm: rp.comm.Communicator) -> Tensor:
+            model = make_model()
+            optimizer = wrap(model, comm, policy)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
+            for batch in batches(comm.rank, 6):
+                loss_of(model, batch).backward()
+                optimizer.step()
+                scheduler.step()
+                optimizer.zero_grad()
+            with optimizer.shared_weights():
+                return weights(model)
+
+        return rp.simulate(2, rank, timeout=60)
+
+    assert same_bytes(loop(SLICED)[0], loop(rp.Dense())[0])
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("when", ["before backward", "after step"])
+def test_gradients_may_be_reset_wherever_they_usually_are(to_none: bool, when: str) -> None:
+    def loop(policy: Any) -> Tensor:
+        def rank(comm: rp.comm.Communicator) -> Tensor:
+            model = make_model()
+            optimizer = wrap(model, comm, policy)
+            for batch in batches(comm.rank, 5):
+                loss = loss_of(model, batch)
+                if when == "before backward":
+                    optimizer.zero_grad(set_to_none=to_none)
+                loss.backward()
+                optimizer.step()
+                if when == "after step":
+                    optimizer.zero_grad(set_to_none=to_none)
+            with optimizer.shared_weights():
+                return weights(model)
+
+        return rp.simulate(2, rank, timeout=60)[0]
+
+    assert same_bytes(loop(SLICED), loop(rp.Dense()))
+
+
+def test_clipping_the_averages_between_synchronize_and_step() -> None:
+    def loop(policy: Any) -> Tensor:
+        def rank(comm: rp.comm.Communicator) -> Tensor:
+            model = make_model()
+            optimizer = wrap(model, comm, policy, OPTIMIZERS["nesterov"])
+            for batch in batches(comm.rank, 5):
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                optimizer.synchronize()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            return weights(model)
+
+        return rp.simulate(2, rank, timeout=60)[0]
+
+    assert same_bytes(loop(SLICED), loop(rp.Dense()))
+
+
+@pytest.mark.parametrize("passes", [2, 3])
+def test_gradients_of_several_passes_are_sent_after_the_last(passes: int) -> None:
+    def loop(policy: Any) -> Tensor:
+        def rank(comm: rp.comm.Communicator) -> Tensor:
+            model = make_model()
+            optimizer = wrap(model, comm, policy, backward_passes_per_step=passes)
+            for number, batch in enumerate(batches(comm.rank, 4 * passes)):
+                loss_of(model, batch).backward()
+                if number % passes == passes - 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            with optimizer.shared_weights():
+                return weights(model)
+
+        return rp.simulate(2, rank, timeout=60)[0]
+
+    assert same_bytes(loop(SLICED), loop(rp.Dense()))
+
+
+def test_parameters_without_a_gradient_on_some_ranks_or_on_all() -> None:
+    def loop(policy: Any) -> list[Tensor]:
+        def rank(comm: rp.comm.Communicator) -> Tensor:
+            torch.manual_seed(0)
+            model = Attention()
+            with torch.no_grad():
+                for number, param in enumerate(model.parameters()):
+                    param.copy_(torch.linspace(-1, 1, param.numel()).view_as(param) * (number + 1) / 10)
+            optimizer = wrap(model, comm, policy, OPTIMIZERS["decayed"])
+            for step in range(4):
+                optimizer.zero_grad()
+                x = torch.full((3, 1, 8), float(step + comm.rank)).cumsum(2)
+                loss = (model(x) if comm.rank else model.last(x)).square().mean()
+                loss.backward()
+                optimizer.step()
+            with optimizer.shared_weights():
+                return weights(model)
+
+        return rp.simulate(2, rank, timeout=60)
+
+    got, expected = loop(rp.P3(64, 128, fuse_bytes=32)), loop(rp.Dense())
+    assert all(same_bytes(each, expected[0]) for each in got)
+
+
+@pytest.mark.parametrize("policy", [SLICED, SCHEDULED, replace(rp.Dense("int8"), schedule=rp.LayerPriority(4096))])
+def test_saving_loading_and_going_on_equals_not_stopping(policy: rp.Policy) -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, policy)
+        run(model, optimizer, comm.rank, 4)
+        saved = copy.deepcopy((optimizer.state_dict(), model.state_dict()))
+        run(model, optimizer, comm.rank, 4, start=4)
+        optimizer.synchronize()
+        again = make_model(seed=5)
+        resumed = wrap(again, comm, policy)
+        resumed.load_state_dict(saved[0])
+        again.load_state_dict(saved[1])
+        run(again, resumed, comm.rank, 4, start=4)
+        resumed.synchronize()
+        assert same_bytes(weights(again), weights(model))
+
+    rp.simulate(2, rank, timeout=60)
+
+
+def test_the_models_state_is_that_after_the_step() -> None:
+    """``model.state_dict()`` reads parameters where no forward pass waits for them."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm)
+        run(model, optimizer, comm.rank, 3)
+        saved = copy.deepcopy(model.state_dict())
+        optimizer.synchronize()
+        assert all(same_bytes(saved[name], param.detach()) for name, param in model.named_parameters())
+
+    rp.simulate(2, rank, timeout=60)
+
+
+def test_a_gradient_that_is_not_finite_is_told_on_all_ranks_when_the_next_step_begins() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, SCHEDULED)
+        run(model, optimizer, comm.rank, 2)
+        first, second = batches(comm.rank, 2)
+        loss = loss_of(model, first)
+        (loss * float("nan") if comm.rank == 1 else loss).backward()
+        optimizer.step()
+        with pytest.raises(rp.NonFiniteGradientError, match=r"rank 1: .*NaN or infinite.*go back to a checkpoint"):
+            loss_of(model, second).backward()
+
+    rp.simulate(3, rank, timeout=60)
+
+
+def test_a_backward_pass_too_many_is_told_on_all_ranks() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm)
+        for batch in batches(comm.rank, 2 if comm.rank == 1 else 1):
+            loss_of(model, batch).backward()
+        optimizer.step()
+        run(model, optimizer, comm.rank, 1)
+        with pytest.raises(rp.UsageError, match=r"rank 1: .*backward_passes_per_step=1"):
+            optimizer.synchronize()
+
+    rp.simulate(2, rank, timeout=60)
+
+
+def test_what_was_sent_is_what_dense_sends_and_the_orders() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm)
+        run(model, optimizer, comm.rank, 5)
+        optimizer.synchronize()
+        stats = optimizer.stats()
+        numel = sum(p.numel() for p in model.parameters())
+        assert stats["bytes_dense"] == pytest.approx(5 * 2 * 2 / 3 * 4 * numel)
+        of_parameters = sum(sent["dense"] for sent in stats["parameters"].values())
+        assert of_parameters == pytest.approx(stats["bytes_dense"])
+        assert list(stats["parameters"]) == [name for name, _ in model.named_parameters()]
+
+    rp.simulate(3, rank, timeout=60)
+
+
+class Counting(torch.optim.SGD):
+    """Keeps a count in its param groups, as schedule-free optimizers do."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            group["count"] = group.get("count", 0) + 1
+        return super().step(closure)
+
+
+def test_an_optimizer_that_keeps_something_in_its_groups_is_found_out() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, SLICED, lambda params: Counting(params, lr=0.1))
+        run(model, optimizer, comm.rank, 1)
+        with pytest.raises(rp.ConfigurationError, match=r"Counting keeps 'count'.*layer by layer"):
+            optimizer.synchronize()
+
+    rp.simulate(2, rank, timeout=60)
+
+
+@functools.cache
+def compiled() -> Any:
+    """Made once: what torch loads for it cannot be loaded by two ranks at a time."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.compile(make_model())
+
+
+WRONG: dict[str, tuple[Callable[[nn.Module], dict[str, Any]], str]] = {
+    "no model": (lambda model: {"model": None}, "give the wrapper model="),
+    "not a module": (lambda model: {"model": "resnet50"}, "a torch.nn.Module"),
+    "another model": (lambda model: {"model": nn.Linear(2, 2)}, r"6 parameters are not in model=: '0\.weight'"),
+    "compiled": (lambda model: {"model": compiled()}, "OptimizedModule.*plain module"),
+    "in parallel": (lambda model: {"model": nn.DataParallel(model)}, "DataParallel.*one process per device"),
+    "scaler": (lambda model: {"scaler": torch.amp.GradScaler("cpu")}, "scaler cannot go with.*bfloat16"),
+    "skip": (lambda model: {"nonfinite": "skip"}, "have made the step"),
+    "guard": (lambda model: {"guard": rp.Guard()}, "guard cannot go with"),
+    "hierarchical": (lambda model: {"hierarchical": True}, "hierarchical=True cannot go with"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_cannot_go_with_a_schedule_is_refused_with_the_reason(wrong: str) -> None:
+    compiled()
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        options, message = WRONG[wrong][0](model), WRONG[wrong][1]
+        with pytest.raises((rp.ConfigurationError, rp.ArgumentTypeError), match=message):
+            wrap(model, comm, **options)
+        optimizer = wrap(model, comm)  # nothing is left behind
+        run(model, optimizer, comm.rank, 1)
+        optimizer.close()
+
+    rp.simulate(2, rank, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: replace(rp.Dense(local_steps=4), schedule=rp.LayerPriority()), "local_steps=None"),
+        (lambda: replace(rp.IWP(0.1, lookahead=True), schedule=rp.LayerPriority()), "lookahead=False"),
+        (lambda: replace(rp.MIPD(0.1), schedule=rp.LayerPriority()), "turns=1"),
+        (lambda: replace(rp.IWP(0.1, clip_norm=1.0), schedule=rp.LayerPriority()), "clip_norm_per_tensor"),
+        (lambda: replace(rp.Dense(), schedule="p3"), "LayerPriority"),
+    ],
+)
+def test_policies_that_cannot_be_scheduled_are_refused(make: Callable[[], rp.Policy], message: str) -> None:
+    with pytest.raises((rp.ConfigurationError, rp.ArgumentTypeError), match=message):
+        make()
+
+
+def test_closing_makes_the_step_and_a_wrapper_that_is_dropped_leaves_nothing_behind() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm)
+        run(model, optimizer, comm.rank, 3)
+        before = weights(model)
+        optimizer.close()
+        assert not same_bytes(weights(model), before)
+        assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+        optimizer = wrap(model, comm)
+        run(model, optimizer, comm.rank, 1)
+        optimizer.synchronize()
+        del optimizer
+        gc.collect()
+        model(torch.ones(1, 64))
+        optimizer = wrap(model, comm)
+        run(model, optimizer, comm.rank, 1)
+        optimizer.close()
+
+    rp.simulate(2, rank, timeout=60)
