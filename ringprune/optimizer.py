@@ -184,8 +184,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """Finish the exchange: afterwards every ``param.grad`` holds the average, the same on all ranks.
 
         With a scaler gradients come back multiplied by the scale, as with Horovod, so that ``scaler.unscale_`` follows.
-        With ``local_steps`` it does nothing: gradients stay each rank's own. With a schedule, after :meth:`step`, it makes
-        what is left of the step: before parameters are read outside the forward pass.
+        With ``local_steps`` it does nothing: gradients stay each rank's own. With a schedule, after :meth:`step`, it
+        makes what is left of the step: before parameters are read outside the forward pass.
 
         Raises:
             NonFiniteGradientError, UsageError: on all ranks together.

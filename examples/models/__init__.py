@@ -8,6 +8,7 @@ from torch import nn
 from models.alexnet import alexnet
 from models.bert_base import bert_base
 from models.lstm_lm import lstm_lm
+from models.lstm_translation import lstm_translation
 from models.resnet import resnet18, resnet50
 from models.vgg19 import vgg19
 
@@ -20,6 +21,7 @@ PUBLISHED: dict[str, Callable[[], nn.Module]] = {
     "resnet50": resnet50,
     "bert_base": bert_base,
     "lstm_lm": lstm_lm,
+    "lstm_translation": lstm_translation,
 }
 """Models as they were published, by name; what builds each with its published sizes."""
 

@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["footer", "show"]
+__all__ = ["footer", "print_whole", "show"]
 
 Row = dict[str, Any]
 NONE = "-"
@@ -59,12 +59,12 @@ def show(rows: Sequence[Row], console: Console) -> None:
             table.add_column(heading, justify="left" if left else "right", no_wrap=True)
         for row in these:
             table.add_row(*(cell(row) for _, cell in COLUMNS))
-        _print_whole(table, console)
+        print_whole(table, console)
     console.print(LEGEND, markup=False, highlight=False, soft_wrap=True)
     console.print("\n" + "\n".join(footer(rows)), markup=False, highlight=False, soft_wrap=True)
 
 
-def _print_whole(table: Table, console: Console) -> None:
+def print_whole(table: Table, console: Console) -> None:
     """On a narrow screen lines wrap: that can be read, columns that are cut short cannot."""
     width = console.width
     console.width = max(width, console.measure(table, options=console.options.update(width=10_000)).maximum)

@@ -1,0 +1,78 @@
+"""A replay inside a job: all methods in turn, round by round, so that what varies with time varies for all of them."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from exchanges.job import Job
+from exchanges.rows import facts
+
+from replays.measure import Seen, Sizes, replay
+from replays.methods import ALONE, HOROVOD, Method, named
+from replays.model import Event
+from replays.profile import Profile, read
+from replays.rows import Timing, row_of
+
+__all__ = ["rows"]
+
+
+def rows(options: argparse.Namespace, job: Job) -> tuple[list[dict[str, Any]], dict[str, list[Event]]]:
+    """Replay one profile with every method; all ranks together.
+
+    Returns:
+        The rows, and of each method what rank 0 did in the last round.
+    """
+    profile, load = read(Path(options.profiles[0])), os.getloadavg()[0]
+    methods = named(options.methods)
+    timings = {method.name: Timing([], [], [], []) for method in methods}
+    compute: list[float] = []
+    events: dict[str, list[Event]] = {}
+    for number in range(options.rounds):
+        alone = _replay(job, named([ALONE])[0], profile, options, traced=False)
+        compute.append(_slowest(alone) / options.time_scale)
+        for method in methods:
+            _tell(job, f"{profile.model}, round {number + 1} of {options.rounds}: {method.name}")
+            seen = _replay(job, method, profile, options, traced=number == options.rounds - 1)
+            bare = _replay(job, method, profile, options, traced=False, silent=True)
+            _add(timings[method.name], seen, bare, options.time_scale)
+            events[method.name] = seen[0].events
+    reference = timings[HOROVOD].iterations if HOROVOD in timings else None
+    whole = sorted(compute)[len(compute) // 2]
+    extra = {"ranks": job.size, "rate": options.rates[0], "time_scale": options.time_scale}
+    extra |= {"communicator": options.communicator, "rounds": options.rounds, "iterations": options.iterations}
+    made = [
+        row_of(name, profile, timing, whole, None if name == HOROVOD else reference) | extra | facts(job.library, load)
+        for name, timing in timings.items()
+    ]
+    return made, events
+
+
+def _replay(
+    job: Job, method: Method, profile: Profile, options: argparse.Namespace, *, traced: bool, silent: bool = False
+) -> list[Seen]:
+    sizes = Sizes(options.warmup, max(1, options.iterations // 2) if silent else options.iterations)
+    scale = 0.0 if silent else options.time_scale
+    return replay(job, method, profile, options.communicator, scale, sizes, traced)
+
+
+def _slowest(seen: Sequence[Seen]) -> float:
+    return max(one.seconds for one in seen)
+
+
+def _add(timing: Timing, seen: Sequence[Seen], bare: Sequence[Seen], scale: float) -> None:
+    timing.iterations.append(_slowest(seen) / scale)
+    timing.communication.append(_slowest(bare) / scale)
+    several = len({one.host for one in seen}) > 1
+    sent = [sum(n for name, n in one.transmitted.items() if (name == "lo") != several) for one in seen]
+    timing.transmitted.append(sum(sent) / len(sent))
+    own = sum(one.busy.own for one in seen)
+    machine = sum((one.busy.machine or 0.0) for one in seen) / len(seen)
+    timing.foreign.append(max(0.0, machine - own) / max(one.busy.wall for one in seen))
+
+
+def _tell(job: Job, what: str) -> None:
+    if job.rank == 0:
+        print(what, file=sys.stderr, flush=True)

@@ -1,0 +1,100 @@
+"""A torch module that takes as long as a profile says and computes nothing; its hooks and gradients are real."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from replays.profile import Layer, Profile
+
+__all__ = ["Event", "Nothing", "Waiting"]
+
+Event = tuple[str, str, float, float]
+"""What was done (``"forward"``, ``"backward"``, ``"network"``), in which layer or message, when it began and ended."""
+
+Note = Callable[[Event], None]
+
+
+class _Wait(torch.autograd.Function):
+    """Waits forward, waits backward, and hands out gradients that are there already."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: "WaitingLayer", *parameters: Tensor) -> Tensor:
+        ctx.layer = layer
+        layer.wait("forward", layer.forward_seconds)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        layer: WaitingLayer = ctx.layer
+        layer.wait("backward", layer.backward_seconds)
+        # New tensors on the same memory: torch takes them for its own, without a copy.
+        return grads[0], None, *(gradient.detach() for gradient in layer.gradients)
+
+
+class WaitingLayer(nn.Module):
+    """One layer of a profile.
+
+    Args:
+        layer: what it is.
+        scale: what its times are multiplied by.
+        note: told what was done, and when.
+    """
+
+    def __init__(self, layer: Layer, scale: float, note: Note) -> None:
+        super().__init__()
+        self.name, self._note = layer.name, note
+        self.forward_seconds, self.backward_seconds = 1e-3 * scale * layer.forward_ms, 1e-3 * scale * layer.backward_ms
+        self.tensors = nn.ParameterList(nn.Parameter(torch.zeros(numel)) for numel in layer.parameters)
+        self.gradients = [torch.full((numel,), 1e-3) for numel in layer.parameters]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Wait, and give on what came."""
+        out: Tensor = _Wait.apply(x, self, *self.tensors)
+        return out
+
+    def wait(self, what: str, seconds: float) -> None:
+        """Sleep, and note it."""
+        start = time.perf_counter()
+        if seconds:
+            time.sleep(seconds)
+        self._note((what, self.name, start, time.perf_counter()))
+
+
+class Waiting(nn.Module):
+    """All layers of a profile, one after the other.
+
+    Args:
+        profile: the model.
+        scale: what its times are multiplied by.
+
+    Attributes:
+        events: what was done, and when.
+    """
+
+    def __init__(self, profile: Profile, scale: float) -> None:
+        super().__init__()
+        self.events: list[Event] = []
+        self.layers = nn.Sequential(*(WaitingLayer(layer, scale, self.note) for layer in profile.layers))
+        self.register_buffer("start", torch.ones(1))
+
+    def forward(self) -> Tensor:
+        """The loss."""
+        out: Tensor = self.layers(self.start.clone().requires_grad_()).sum()  # type: ignore[operator]
+        return out
+
+    def note(self, event: Event) -> None:
+        """Something was done."""
+        self.events.append(event)
+
+
+class Nothing(torch.optim.Optimizer):
+    """An optimizer whose step takes no time, as a GPU's takes next to none."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure: Any = None) -> None:
+        """Nothing."""

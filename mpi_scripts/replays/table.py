@@ -1,0 +1,60 @@
+"""The rows for people."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from exchanges.table import print_whole
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["show"]
+
+NONE = "-"
+
+COLUMNS = (
+    ("rate", "rate", "", 1),
+    ("method", "method", "", 1),
+    ("ms", "seconds", ",.1f", 1e3),
+    ("compute", "compute_seconds", ",.1f", 1e3),
+    ("network", "communication_seconds", ",.1f", 1e3),
+    ("bound", "bound_seconds", ",.1f", 1e3),
+    ("over", "over_bound", "+.1%", 1),
+    ("overlap", "overlap", ".2f", 1),
+    ("gain", "gain_over_horovod", "+.1%", 1),
+    ("+-", "gain_error", ".1%", 1),
+    ("nic MB", "nic_bytes_per_rank", ",.1f", 1e-6),
+    ("foreign", "foreign_cores", ".1f", 1),
+)
+
+LEGEND = """\
+ms         of an iteration, until nothing is under way; median over the rounds, the slowest rank's
+compute    of an iteration that exchanges nothing; network: of an exchange with nothing else to do
+bound      the longer of these two; over: how much longer the iteration is
+overlap    0: one after the other; 1: the shorter is hidden by the longer
+gain       iterations per second against plain Horovod in the same round; median, and its standard error
+foreign    cores that other processes kept busy: above a few tenths believe the bytes, not the times"""
+
+
+def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
+    """A table for each model."""
+    for model in dict.fromkeys(row["model"] for row in rows):
+        these = [row for row in rows if row["model"] == model]
+        first = these[0]
+        title = (
+            f"{model}: {first['entries']:,} entries, {first['ranks']} ranks, times divided by {first['time_scale']:g}"
+        )
+        table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1), title_justify="left")
+        for heading, *_ in COLUMNS:
+            table.add_column(heading, justify="left" if heading in ("rate", "method") else "right", no_wrap=True)
+        for row in these:
+            table.add_row(*(_cell(row[key], form, scale) for _, key, form, scale in COLUMNS))
+        print_whole(table, console)
+        console.print(f"{model}: {first['provenance']}\n", markup=False, highlight=False, soft_wrap=True)
+    console.print(LEGEND, markup=False, highlight=False, soft_wrap=True)
+
+
+def _cell(value: Any, form: str, scale: float) -> str:
+    if value is None:
+        return NONE
+    return format(value * scale, form) if form else str(value)

@@ -1,0 +1,131 @@
+"""replay.py: rows on figures made up here, its command line, and jobs in which every method waits as it should."""
+
+import json
+from pathlib import Path
+
+import pytest
+import replay
+from emulated_cluster import why_not_here
+from replays import timeline
+from replays.methods import named, policy_of
+from replays.model import Nothing, Waiting
+from replays.profile import Layer, Profile, write
+from replays.rows import Timing, row_of
+
+import ringprune as rp
+from tests.mpi.launch import run_job
+
+PROFILE = Profile(
+    "tiny", "made up", tuple(Layer(f"layer {i}", (30_000, 100), forward_ms=4.0, backward_ms=8.0) for i in range(3))
+)
+
+
+def test_overlap_bound_and_gain() -> None:
+    timing = Timing([10.0, 12.0, 11.0], [8.0, 8.0, 8.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0])
+    row = row_of("p3", PROFILE, timing, compute=6.0, reference=[12.0, 15.0, 16.5])
+    assert (row["seconds"], row["bound_seconds"], row["over_bound"]) == (11.0, 8.0, 11 / 8 - 1)
+    assert row["overlap"] == pytest.approx((6 + 8 - 11) / 6)
+    assert row["gain_over_horovod"] == pytest.approx(0.25)  # medians of pairs, not a pair of medians
+    assert row["gain_each"] == pytest.approx([0.2, 0.25, 0.5])
+
+
+def test_nothing_to_hide_has_no_overlap() -> None:
+    timing = Timing([1.0], [0.0], [0.0], [0.0])
+    row = row_of("dense", PROFILE, timing, compute=1.0, reference=None)
+    assert row["overlap"] is None
+    assert row["gain_over_horovod"] is None
+    assert row["gain_error"] is None
+
+
+def test_layers_wait_in_their_order_and_hand_out_gradients_of_their_size() -> None:
+    model = Waiting(PROFILE, scale=0.1)
+    optimizer = Nothing(model.parameters())
+    for _ in range(2):
+        model().backward()  # type: ignore[no-untyped-call]
+        assert [p.grad.numel() for p in model.parameters() if p.grad is not None] == [30_000, 100] * 3
+        optimizer.step()
+        optimizer.zero_grad()
+    names = [layer.name for layer in PROFILE.layers]
+    one = [("forward", name) for name in names] + [("backward", name) for name in reversed(names)]
+    assert [(what, name) for what, name, _, _ in model.events] == 2 * one
+    for what, _, start, end in model.events:
+        assert end - start >= 1e-4 * (4 if what == "forward" else 8)
+
+
+def test_policies_may_be_scheduled() -> None:
+    policy = policy_of("iwp:density=0.02@priority")
+    assert (policy.density.target, policy.schedule) == (0.02, rp.LayerPriority())
+    with pytest.raises(ValueError, match="did you mean horovod"):
+        named(["horovd"])
+
+
+def test_a_trace_and_a_picture(tmp_path: Path) -> None:
+    events = {"p3": [("forward", "a", 0.0, 1.0), ("network", "bucket 0 dense", 0.5, 2.0)], "horovod": []}
+    timeline.write_trace(events, tmp_path / "t.json")
+    trace = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert [e["args"]["name"] for e in trace if e["ph"] == "M"] == ["p3", "horovod"]
+    assert [(e["name"], e["ts"], e["dur"]) for e in trace if e["ph"] == "X"] == [
+        ("forward a", 0.0, 1e6),
+        ("network bucket 0 dense", 5e5, 1.5e6),
+    ]
+    timeline.draw(events, "title", tmp_path / "t.png")
+    assert (tmp_path / "t.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["none.json"], "No such file"),
+        (["resnet51"], "No such file"),
+        (["resnet50", "--rates", "fast"], "fast"),
+        (["resnet50", "--methods", "p4"], "p4"),
+        (["resnet50", "--ranks", "1"], "at least 2"),
+        (["resnet50", "--time-scale", "0"], "above 0"),
+        (["resnet50", "--iterations", "-3"], "whole number"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        replay.main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.ranks
+def test_methods_are_replayed_in_a_job(tmp_path: Path) -> None:
+    pytest.importorskip("horovod")
+    write(PROFILE, tmp_path / "tiny.json")
+    methods = ["horovod", "dense", "p3", "iwp:density=0.05@priority"]
+    run_job(
+        "mpi_scripts.replay", str(tmp_path / "tiny.json"), "--methods", *methods, "--rounds", "2", "--iterations", "2",
+        "--json", str(tmp_path / "rows.json"), "--trace", str(tmp_path / "trace.json"), timeout=120,
+        environment={"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    rows = {row["method"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
+    assert list(rows) == methods
+    for row in rows.values():
+        assert row["compute_seconds"] >= 0.036
+        assert row["seconds"] > row["compute_seconds"] * 0.9  # waits are kept, whatever is exchanged
+        assert (row["ranks"], row["entries"], len(row["seconds_each"])) == (2, PROFILE.entries, 2)
+    assert rows["horovod"]["gain_over_horovod"] is None
+    assert len(rows["p3"]["gain_each"]) == 2
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert any(e["name"].startswith("network order") for e in trace)
+
+
+@pytest.mark.ranks
+def test_a_cluster_is_made_for_a_replay(tmp_path: Path) -> None:
+    if reason := why_not_here():
+        pytest.skip(reason)
+    write(PROFILE, tmp_path / "tiny.json")
+    job = run_job(
+        "mpi_scripts.replay", str(tmp_path / "tiny.json"), "--methods", "p3", "--rates", "1gbit", "--ranks", "2",
+        "--time-scale", "2", "--rounds", "1", "--iterations", "2", "--communicator", "torch",
+        "--json", str(tmp_path / "rows.json"), launcher="alone", timeout=120,
+    )  # fmt: skip
+    (row,) = json.loads((tmp_path / "rows.json").read_text())
+    assert (row["rate"], row["time_scale"], row["ranks"]) == ("1gbit", 2.0, 2), job.output
+    sent = 4 * PROFILE.entries  # 2 ranks: 2 (P-1)/P = 1
+    assert sent < row["nic_bytes_per_rank"] < 1.2 * sent
