@@ -15,7 +15,9 @@ from torch import nn
 
 import ringprune.bench.resnet50
 
-# entries and tensors, as published: torchvision's models, the authors' BERT-base, and for the LSTM its 66 M
+# entries and tensors, as published: torchvision's models, the authors' BERT-base, and for the LSTM its 66 M; those of the
+# translation model by hand: 512 (17191 + 7709) + 2 (4 x 512)(512 + 512 + 2) + (4 x 1024)(512 + 1024 + 2) + 1024^2
+# + 1024 (2048 + 1) + 7709 (1024 + 1)
 SIZES = {
     "alexnet": (61_100_840, 16),
     "vgg19": (143_667_240, 38),
@@ -23,6 +25,7 @@ SIZES = {
     "resnet50": (25_557_032, 161),
     "bert_base": (109_482_240, 199),
     "lstm_lm": (66_034_000, 11),
+    "lstm_translation": (34_299_421, 19),
 }
 
 
