@@ -1,6 +1,7 @@
 """Keeps a Dispatch going while the program computes: a thread that does what is due, and waits for nothing."""
 
 import atexit
+import sys
 import threading
 import time
 from collections.abc import Collection
@@ -14,8 +15,6 @@ from ringprune.exchange.dispatch import Dispatch
 __all__ = ["Driver"]
 
 SHORTEST_PAUSE, LONGEST_PAUSE, PAUSE_GROWTH = 50e-6, 5e-4, 1.3
-
-LAST_SECONDS = 5.0
 
 STALL = 5.0
 """Seconds without any progress after which a rank waits inside the library, which knows time limits and dead ranks."""
@@ -104,10 +103,13 @@ class Driver:
         self._thread = None
 
     def _end(self) -> None:
-        """At the end of the program: let the messages of its last step go out, for which other ranks may wait."""
-        deadline = time.monotonic() + LAST_SECONDS
-        while not self._dispatch.idle and self._error is None and time.monotonic() < deadline:
-            time.sleep(SHORTEST_PAUSE)
+        """At the end of the program: let the messages of its last step go out, for which other ranks wait.
+
+        However late they are; but for a program that ended with an error, or in the middle of a step.
+        """
+        failed = getattr(sys, "last_value", None) is not None
+        while not failed and self._error is None and self._dispatch.complete and not self._dispatch.quiet:
+            time.sleep(LONGEST_PAUSE)
         self.close()
 
     def _raise(self) -> None:
@@ -123,10 +125,10 @@ class Driver:
         while not self._closed:
             with self._lock:
                 try:
-                    progressed, idle = self._dispatch.progress(), self._dispatch.idle
+                    progressed, quiet = self._dispatch.progress(), self._dispatch.quiet
                 except Exception as error:
-                    self._error, progressed, idle = error, False, True
-            if idle:
+                    self._error, progressed, quiet = error, False, True
+            if quiet:
                 self._wake.wait()
                 self._wake.clear()
                 if self._error is not None:

@@ -7,7 +7,8 @@ the innermost module that was running then. Until that is known, and wherever a 
 forward pass, everything is waited for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ class Gates:
 
     Attributes:
         order: the parameters' positions in the order of their first use; as given until that is known.
+        keep: whatever is to live as long as the model does.
     """
 
     def __init__(self, model: nn.Module, params: Sequence[Tensor], arrive: Callable[[Sequence[int]], None]) -> None:
@@ -40,6 +42,8 @@ class Gates:
         self._watch: _FirstUse | None = None
         self._hooks: list[RemovableHandle] = []
         self._gates: Mapping[nn.Module, list[int]] = {}
+        self._early: set[int] = set()
+        self.keep: object = None
         self._place()
 
     def close(self) -> None:
@@ -54,15 +58,16 @@ class Gates:
         """Hooks where they are needed, as far as is known."""
         for hook in self._hooks:
             hook.remove()
+        # Before hooks that are there already: those may read parameters (weight_norm does).
         self._hooks = [
-            self._model.register_forward_pre_hook(self._enter),
+            self._model.register_forward_pre_hook(self._enter, prepend=True),
             self._model.register_forward_hook(self._leave, always_call=True),
         ]
         for module in self._model.modules():
             own = [self._position[id(p)] for p in module.parameters(recurse=False) if id(p) in self._position]
             wanted = sorted({*own, *self._gates.get(module, ())})
             if module is not self._model and (wanted or not self._known):
-                self._hooks.append(module.register_forward_pre_hook(self._gate(wanted)))
+                self._hooks.append(module.register_forward_pre_hook(partial(self._gate, wanted), prepend=True))
             # Saving and loading reads and writes them where no forward pass waits.
             for register in (module.register_state_dict_pre_hook, module.register_load_state_dict_pre_hook):
                 self._hooks.append(register(self._everything_else))  # type: ignore[no-untyped-call]
@@ -71,18 +76,24 @@ class Gates:
         """Before a module's state is saved or loaded."""
         self._arrive(self._everything)
 
-    def _gate(self, wanted: list[int]) -> Callable[[nn.Module, Any], None]:
-        def hook(module: nn.Module, args: Any) -> None:
-            self._arrive(wanted if self._inside else self._everything)
-
-        return hook
+    def _gate(self, wanted: Sequence[int], module: nn.Module, args: Any) -> None:
+        self._arrive(wanted if self._inside else self._everything)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        """Before the model's own forward pass."""
+        """Before the model's own forward pass; one for evaluation may go another way, and waits for everything."""
         self._inside = True
-        self._arrive(self._gates.get(module, []) if self._known else self._everything)
-        if not self._known and self._watch is None and module.training and torch.is_grad_enabled():
+        training = module.training and torch.is_grad_enabled()
+        self._arrive([*self._gates.get(module, ()), *self._early] if self._known and training else self._everything)
+        if not self._known and self._watch is None and training:
             self._watch = _FirstUse(self._model, self._position)
+
+    def early(self, positions: Iterable[int]) -> None:
+        """From now on these are waited for before the model runs: a forward pass has used them before their gates."""
+        self._early.update(positions)
+
+    def __reduce__(self) -> Any:
+        """A copy of the model, or one that is saved, has hooks that do nothing."""
+        return _inert, ()
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
         """After it, also where it failed; then ``output`` is None."""
@@ -103,6 +114,11 @@ class Gates:
         self.order = [*watch.first, *unused]
         self._gates, self._known = gates, True
         self._place()
+
+
+def _inert() -> Gates:
+    """Gates of no parameters."""
+    return Gates(nn.Module(), [], lambda needed: None)
 
 
 class _FirstUse(TorchFunctionMode):

@@ -28,15 +28,10 @@ class GradientMode(Mode):
         self._overlap = parts.settings.overlap and policy.clipping.norm is None
         self._specs, self._packed = parts.specs, [policy.routing.packed(spec) for spec in parts.specs]
         takes_over = policy.correction == "local" and momentum.takes_over(parts.inner)
-        self._parameters = parts.params
-        super().__init__(parts, self._exchanged(), velocity=takes_over, spare=self._overlap)
+        super().__init__(parts, self._in_pieces(parts.params), velocity=takes_over, spare=self._overlap)
         self._momentum = (
             momentum.SharedMomentum(parts.inner, parts.params, self._specs, self._packed) if takes_over else None
         )
-
-    def _exchanged(self) -> Sequence[Tensor]:
-        """The tensors of what the Plan calls parameters."""
-        return self._parameters
 
     # -- during backward ----------------------------------------------------------------------------------------------
 
@@ -171,7 +166,7 @@ class GradientMode(Mode):
         if self._momentum is not None:
             self._momentum.apply()
         self._inner_step()
-        self._compare("parameter", self._exchanged())
+        self._compare("parameter", self._in_pieces(self.params))
         self.exchange.look_ahead()
 
     def _inner_step(self) -> None:
@@ -188,15 +183,24 @@ class GradientMode(Mode):
             UsageError: an exchange is under way, or the step would be one of learning rate 0.
         """
         self.idle("flush()")
-        keeps = self.exchange.keeps()
-        rates = [float(self._group(i)["lr"]) for i, kept in enumerate(keeps) if kept]
+        keeps = self._keeps_back()
+        groups = self._inner.param_groups
+        rates = [float(groups[spec.group]["lr"]) for spec, kept in zip(self._specs, keeps, strict=True) if kept]
         if not all(rates):
             raise UsageError("flush() at learning rate 0 would lose what was held back: call it before a rate is 0")
         for kept, param in zip(keeps, self.params, strict=True):
             param.grad = torch.zeros_like(param, memory_format=torch.contiguous_format) if kept else None
-        self.exchange.flush([param if param.grad is None else param.grad for param in self.params])
+        self.exchange.flush(self._in_pieces([param if param.grad is None else param.grad for param in self.params]))
         self._inner_step()
         self._inner.zero_grad(set_to_none=True)
+
+    def _keeps_back(self) -> list[bool]:
+        """For each parameter, whether a flush makes a step on what is kept back of it."""
+        return self.exchange.keeps()
+
+    def _in_pieces(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The parameters' tensors, as the Plan has them."""
+        return tensors
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:

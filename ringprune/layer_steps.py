@@ -1,5 +1,6 @@
 """Steps of a wrapped optimizer on some of its parameters, with the settings that it had at an earlier time."""
 
+import copy
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,7 +30,7 @@ class LayerSteps:
     def remember(self) -> None:
         """The settings are as the step is to be made with."""
         self._settings = [
-            {key: _copied(value) for key, value in group.items() if key != "params"}
+            {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
             for group in self._inner.param_groups
         ]
 
@@ -43,7 +44,7 @@ class LayerSteps:
         chosen, groups = {id(param) for param in params}, self._inner.param_groups
         kept = list(groups)
         parts = [
-            {**settings, "params": [p for p in group["params"] if id(p) in chosen]}
+            {**copy.deepcopy(settings), "params": [p for p in group["params"] if id(p) in chosen]}
             for settings, group in zip(self._settings, kept, strict=True)
         ]
         groups[:] = parts
@@ -60,11 +61,7 @@ class LayerSteps:
                 )
 
 
-def _copied(value: Any) -> Any:
-    return value.clone() if isinstance(value, Tensor) else value
-
-
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a is b
-    return a is b or bool(a == b)
+        return torch.equal(a, b)
+    return type(a) is type(b) and bool(a == b)

@@ -158,7 +158,7 @@ class Mode(ABC):
         """Inside, the parameters are those that all ranks share."""
 
     def settle(self) -> bool:
-        """Make what is left of a step; whether there was anything."""
+        """Make what is left of a step; whether ``synchronize()`` has nothing to do beyond that."""
         return False
 
     @property

@@ -394,6 +394,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
         With ``lookahead`` all ranks call it, between steps.
         """
-        if self._mode is not None:
-            self._mode.close()
-        self._mode, self._closed = None, True
+        mode, self._mode, self._closed = self._mode, None, True
+        if mode is not None:
+            mode.close()

@@ -8,9 +8,10 @@
     synchronize()     makes what is left of the step: before parameters are read outside the forward pass
 
 What one rank finds out about a step (a gradient that is not finite, calls in the wrong order) all ranks learn at the
-end of its exchange, and so raise at the beginning of the next one.
+end of its exchange, and so raise in the next call of step() or synchronize().
 """
 
+import logging
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,15 +22,31 @@ import torch
 from torch import Tensor
 
 from ringprune.driver import Driver
+from ringprune.errors import RingPruneError
 from ringprune.exchange.dispatch import Dispatch
 from ringprune.gates import Gates
 from ringprune.gradient_mode import GradientMode
 from ringprune.layer_steps import LayerSteps
 from ringprune.mode import Parts
+from ringprune.plan import Bucket
+from ringprune.policies import Policy
 from ringprune.schedule import LayerPriority
 from ringprune.slicing import Piece
+from ringprune.verdict import Verdict
+from ringprune.wire import value_code
 
 __all__ = ["PriorityMode"]
+
+SHOWN = 3
+"""Parameters that a warning names."""
+
+_MADE = (
+    "With a schedule that comes to light when layers have made the step: go back to a checkpoint, or use a policy "
+    'without a schedule and nonfinite="skip"'
+)
+_AVERAGED = "No weight has changed since; what was kept back of earlier gradients is no longer as before the exchange"
+
+_log = logging.getLogger("ringprune")
 
 
 class PriorityMode(GradientMode):
@@ -53,21 +70,24 @@ class PriorityMode(GradientMode):
             for i in members:
                 self._buckets_of[i].append(index)
         device = self.params[0].device if self.params else torch.device("cpu")
-        nbytes = [bucket.numel * bucket.dtype.itemsize for bucket in buckets]
+        nbytes = [_wire_bytes(bucket, parts.policy) for bucket in buckets]
         dispatch = Dispatch(parts.comm, self.exchange, self.metrics, schedule, nbytes, device)
         # Simulated ranks are threads already, and nothing travels there.
-        self._driver = Driver(dispatch, device, threaded=parts.comm.kind != "simulated")
+        threaded = parts.comm.kind != "simulated" and getattr(parts.comm, "threads", True)
+        self._driver = Driver(dispatch, device, threaded=threaded)
         self._steps = LayerSteps(parts.inner)
         this = weakref.ref(self)
         self._gates = Gates(parts.model, self.params, lambda needed: _arrive(this, needed))
-        self._outputs: list[Tensor] = []
+        self._outputs: dict[int, Tensor] = {}  # where averages are written, until the step was made on them
         self._left: Counter[int] = Counter()  # buckets that each parameter of the step under way still misses
         self._unfinished: set[int] = set()  # buckets of it
-        self._judged = True
-        weakref.finalize(self, self._driver.close)
+        self._late: list[int] = []  # parameters whose step was made when the next backward pass was under way
+        self._judged = self._compared = True
+        self._failed: RingPruneError | None = None  # found while a backward pass was under way
+        weakref.finalize(self, _let_go, self._driver, self._gates).atexit = False
 
-    def _exchanged(self) -> Sequence[Tensor]:
-        return [self._part(self._parameters[piece.param], piece) for piece in self._pieces]
+    def _in_pieces(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [self._part(tensors[piece.param], piece) for piece in self._pieces]
 
     def _part(self, tensor: Tensor, piece: Piece) -> Tensor:
         """A piece's part of its parameter's tensor; the tensor itself where it is all of it."""
@@ -78,9 +98,18 @@ class PriorityMode(GradientMode):
     # -- during backward ----------------------------------------------------------------------------------------------
 
     def _open_step(self) -> None:
-        if self._open:
+        if self._open or self._failed is not None:
             return
-        self.settle()
+        self._late = [i for i, buckets in self._left.items() if buckets]
+        try:
+            self.settle()
+        except RingPruneError as error:  # on all ranks; torch may end the process over errors out of a backward pass
+            self._failed = error
+            return
+        if not self._compared:
+            self._compared = True
+            with self._driver:
+                self._compare("parameter", self._in_pieces(self.params))
         # Sent when the last bucket is, which may be before step() is called.
         self._verdict.saw_gradient = self.backward.touched
         self._note_strangers()
@@ -89,13 +118,16 @@ class PriorityMode(GradientMode):
             rank_of = {param: place for place, param in enumerate(self._gates.order)}
             priorities = [min((rank_of[i] for i in members), default=0) for members in self._params_of]
             dispatch.begin(priorities, self._judge)
-        self._judged = False
+        self._judged = self._compared = False
+        self._gates.keep = self  # a wrapper that is dropped now still makes its step
         self._unfinished = set(range(len(self.plan.buckets)))
         self._left = Counter({i: len(buckets) for i, buckets in enumerate(self._buckets_of)})
 
     def _start(self, index: int, factors: Sequence[float] | None) -> None:
         """This rank's own part of a bucket; the driver takes it further."""
         self._open_step()
+        if self._failed is not None:
+            return
         bucket = self.plan.buckets[index]
         owners = self._params_of[index]
         whole = dict(zip(owners, self._gradients(owners), strict=True))
@@ -110,10 +142,11 @@ class PriorityMode(GradientMode):
             dispatch.ready(index)
         self._driver.go()
 
-    def _judge(self) -> None:
+    def _judge(self) -> Verdict:
         """All messages of the step have been started: send what this rank has found."""
         self._note_nonfinite()
         self._verdict.start()
+        return self._verdict
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
@@ -127,16 +160,40 @@ class PriorityMode(GradientMode):
             NonFiniteGradientError, UsageError: of the step before, on all ranks together.
         """
         self._open_step()
+        self._raise_failure()
+        self._look_for_early_use()
         for index in self.backward.remaining():
             self._start(index, None)
         self.backward.reset()
         self._open = False
-        self._outputs = [self._output(param) for param in self.params]
+        self._outputs = {i: self._output(param) for i, param in enumerate(self.params)}
         if not stepping:
-            self._finish(range(len(self.plan.buckets)))
-            self._write_averages()
-            self._conclude()
+            with _plain():
+                self._finish(range(len(self.plan.buckets)))
+                self._write_averages()
+            self._conclude(_AVERAGED)
         return True
+
+    def _raise_failure(self) -> None:
+        """What was found about the step before; nothing is kept of the backward pass since."""
+        error, self._failed = self._failed, None
+        if error is not None:
+            self.backward.reset()
+            for param in self.params:
+                param.grad = None
+            raise error
+
+    def _look_for_early_use(self) -> None:
+        """Parameters that have a gradient, and had not made their step when backward began, were read before it."""
+        early = [i for i in self._late if self.params[i].grad is not None]
+        if early:
+            self._gates.early(early)
+            _log.warning(
+                "the forward pass of exchange %d used %s before its last step was made, in another place than the pass "
+                "that was watched; from now on it is waited for before the model runs (docs/sharp-bits.md, A schedule)",
+                self.exchange.step,
+                ", ".join(repr(self._specs[i].name) for i in early[:SHOWN]),
+            )
 
     def _output(self, param: Tensor) -> Tensor:
         """Where the average of ``param`` is written: what was its gradient, which from now on is not."""
@@ -146,37 +203,46 @@ class PriorityMode(GradientMode):
         return grad
 
     def _write_averages(self) -> None:
-        for param, output in zip(self.params, self._outputs, strict=True):
-            param.grad = output
+        for i, output in self._outputs.items():
+            self.params[i].grad = output
+        self._outputs = {}
 
     def step(self) -> None:
         """Note what the step is to be made with; layers make it when they are needed."""
         if self._unfinished:
             self.metrics.steps += 1
             self._steps.remember()
+            # A scheduler of the wrapped optimizer asks whether that has made a step.
+            self._inner._opt_called = True  # type: ignore[attr-defined]
         else:  # after synchronize(): the averages are in place
             super().step()
 
     def settle(self) -> bool:
-        """Make what is left of a step, and tell what the ranks have found about it; whether there was one.
+        """Make what is left of a step, and tell what the ranks have found about it.
+
+        Nothing is sent but where something was found: one rank may do this alone.
+
+        Returns:
+            Whether no gradients are there that could be exchanged.
 
         Raises:
             NonFiniteGradientError, UsageError: on all ranks together; the step was made.
         """
-        if self._open or self._judged:
-            return False
-        self.arrive(range(len(self.params)))
-        self._conclude()
-        return True
+        if not self._open and not self._judged:
+            self.arrive(range(len(self.params)))
+            self._conclude(_MADE)
+        return not self._open and not self.backward.touched
 
     def arrive(self, needed: Iterable[int]) -> None:
         """Return when these parameters are up to date: all of their part of the step has been made."""
         if self._open or not self._unfinished:
             return
-        made = self._finish(sorted({index for i in needed for index in self._buckets_of[i]} & self._unfinished))
-        if made:
-            with torch.no_grad():
+        with _plain():
+            made = self._finish(sorted({index for i in needed for index in self._buckets_of[i]} & self._unfinished))
+            if made:
                 self._step_on(made)
+        if not self._unfinished:
+            self._gates.keep = None
 
     def _finish(self, buckets: Iterable[int]) -> list[int]:
         """Wait for buckets and write their averages; the parameters that are complete with them."""
@@ -198,7 +264,7 @@ class PriorityMode(GradientMode):
         params = [self.params[i] for i in chosen]
         kept = [param.grad for param in params]
         for i, param in zip(chosen, params, strict=True):
-            param.grad = self._outputs[i]
+            param.grad = self._outputs.pop(i)
         with self._steps.only(params):
             if self._momentum is not None:
                 self._momentum.apply(chosen)
@@ -206,28 +272,31 @@ class PriorityMode(GradientMode):
         for param, grad in zip(params, kept, strict=True):
             param.grad = grad
 
-    def _conclude(self) -> None:
-        """The step has been made: settle it with the other ranks."""
+    def _conclude(self, late: str) -> None:
+        """The exchange has been made: settle it with the other ranks; ``late`` tells what can no longer be helped."""
         self._driver.run_out()
-        self.exchange.conclude()
-        self._judged = True
-        made = self._verdict.wait()
-        try:
-            if not made:
-                self._verdict.raise_or_skip(made=True)
-            self._compare("parameter", self._exchanged())
-        finally:
-            self._verdict.clear(
-                self._verdict.fault if made else None
-            )  # one that was found after the others had gone out
+        self._judged, self._gates.keep = True, None
+        with self._driver:
+            self.exchange.conclude()
+            made = self._verdict.wait()
+            try:
+                if not made:
+                    self._verdict.raise_or_skip(late=late)
+            finally:
+                # A fault that was found after the others had gone out goes with the next.
+                self._verdict.clear(self._verdict.fault if made else None)
 
     # -- between steps ------------------------------------------------------------------------------------------------
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
-        """The parameters, once what is left of a step has been made."""
+        """The parameters, once what is left of a step has been made; one rank may enter it alone."""
         self.settle()
         yield
+
+    def _keeps_back(self) -> list[bool]:
+        keeping = {p.param for p, kept in zip(self._pieces, self.exchange.keeps(), strict=True) if kept}
+        return [i in keeping for i in range(len(self.params))]
 
     def flush(self) -> None:
         """Send all residuals, whole, and step on them; parameters that keep nothing back stay as they are.
@@ -256,10 +325,32 @@ class PriorityMode(GradientMode):
 
     def close(self) -> None:
         """Make what is left of a step, and let go of the model."""
-        self.settle()
-        self._driver.close()
-        self._gates.close()
-        super().close()
+        try:
+            self.settle()
+        finally:
+            _let_go(self._driver, self._gates)
+            super().close()
+
+
+def _wire_bytes(bucket: Bucket, policy: Policy) -> int:
+    """What a bucket's values take on the wire, and about that of its indices."""
+    packed = bucket.route == "packed"
+    count = max(1, round(policy.density.target * bucket.numel)) if packed else bucket.numel
+    code = value_code(policy.values if packed else policy.dense_values) if bucket.dtype == torch.float32 else None
+    values = count * bucket.dtype.itemsize if code is None else code.size(count)
+    return values + (2 * count if packed else 0)
+
+
+@contextmanager
+def _plain() -> Iterator[None]:
+    """Whatever mode the program is in where it comes to a gate, a step is made as ``step()`` makes it."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+def _let_go(driver: Driver, gates: Gates) -> None:
+    driver.close()
+    gates.close()
 
 
 def _arrive(mode: "weakref.ref[PriorityMode]", needed: Sequence[int]) -> None:

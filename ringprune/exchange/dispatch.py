@@ -11,6 +11,7 @@ import torch
 
 from ringprune.comm.communicator import Communicator, Handle
 from ringprune.exchange.exchange import Exchange
+from ringprune.exchange.lane import UnderWay
 from ringprune.metrics import Metrics
 from ringprune.schedule import LayerPriority, Queue
 
@@ -52,7 +53,8 @@ class Dispatch:
         self._todo: deque[int] = deque()  # turns that the operation under way still gives
         self._chosen: int | None = None  # a bucket that is to go, and is not yet here
         self._left = self._orders = 0
-        self._then: Callable[[], None] | None = None
+        self._then: Callable[[], UnderWay] | None = None
+        self._last: UnderWay | None = None
         self.sent: set[int] = set()
         self._outstanding: set[int] = set()
 
@@ -61,12 +63,23 @@ class Dispatch:
         """Whether nothing of a step is left to be started."""
         return self._then is None
 
-    def begin(self, priorities: Sequence[int], then: Callable[[], None]) -> None:
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing of a step is left to be started or under way."""
+        return self.idle and not self._outstanding and self._last is None
+
+    @property
+    def complete(self) -> bool:
+        """Whether this rank has made its part of all buckets of the step."""
+        return self.idle or len(self._here) == len(self._nbytes)
+
+    def begin(self, priorities: Sequence[int], then: Callable[[], UnderWay]) -> None:
         """A step begins.
 
         Args:
             priorities: of each bucket; the lowest is the most urgent. Rank 0's count.
-            then: called once when all messages have been started, at the same place among them on every rank.
+            then: called once when all messages have been started, at the same place among them on every rank; starts
+                the last message, and returns it.
         """
         assert self.idle, "a step begins before the messages of the one before were started"
         self._priorities, self._then = list(priorities), then
@@ -95,9 +108,11 @@ class Dispatch:
         Returns:
             Whether something was done.
         """
-        if self.idle:
-            return False
         self._collect(self.reduced)
+        if self.idle:
+            if self._last is not None and self._last.done():
+                self._last = None
+            return False
         if self._todo:
             return self._turn(wait)
         if self._chosen is None and self._left:
@@ -167,12 +182,9 @@ class Dispatch:
         if self._running:
             self._todo, self._running = deque(self._running), []
             return True
-        for told in self._told:
-            told.wait()
-        self._told.clear()
         then, self._then = self._then, None
         if then is not None:
-            then()
+            self._last = then()
         return True
 
     def _collect(self, over: Callable[[int], bool]) -> None:

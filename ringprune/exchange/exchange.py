@@ -86,7 +86,8 @@ class Exchange:
         self._lanes = [_lane(bucket, self._setting, nodes) for bucket in plan.buckets]
         self._turns: deque[Lane] = deque()
         self._error: RingPruneError | None = None
-        self._measures = policy.reduction == "auto" and nodes is None
+        # The steps of our ring match by their order, and with a schedule buckets are waited for in any.
+        self._measures = policy.reduction == "auto" and nodes is None and policy.schedule is None
 
     def begin(self, steps: int = 1) -> None:
         """Open an exchange; the first one also checks that all ranks start from the same weights and step.

@@ -155,6 +155,11 @@ class Policy:
         if self.schedule is not None:
             why = "a bucket is sent as soon as its own gradients are there, and its layer steps alone"
             self._goes_with("schedule", why, {"local_steps": None, "lookahead": False, "turns": 1})
+            if self.reduction == "ring":
+                raise ConfigurationError(
+                    'reduction="ring" with a schedule: the steps of our ring match by their order, and each rank waits '
+                    'for its buckets in an order of its own; use "auto" or "library"'
+                )
             if self.clipping.norm is not None:
                 raise ConfigurationError(
                     f"clip_norm={self.clipping.norm:g} with a schedule: the norm over all gradients is known only when "

@@ -15,8 +15,8 @@ from torch import nn
 
 import ringprune.bench.resnet50
 
-# entries and tensors, as published: torchvision's models, the authors' BERT-base, and for the LSTM its 66 M; those of the
-# translation model by hand: 512 (17191 + 7709) + 2 (4 x 512)(512 + 512 + 2) + (4 x 1024)(512 + 1024 + 2) + 1024^2
+# entries and tensors, as published: torchvision's models, the authors' BERT-base, and for the LSTM its 66 M; those of
+# the translation model by hand: 512 (17191 + 7709) + 2 (4 x 512)(512 + 512 + 2) + (4 x 1024)(512 + 1024 + 2) + 1024^2
 # + 1024 (2048 + 1) + 7709 (1024 + 1)
 SIZES = {
     "alexnet": (61_100_840, 16),
