@@ -3,11 +3,12 @@
 A parameter's own module is not always where it is used first: tied weights have several, and some modules read the
 weights of others (``nn.MultiheadAttention`` those of its output layer, whose forward is never called). So the first
 forward pass in training is watched: every torch function tells which parameters it was given, and a parameter's gate is
-the innermost module that was running then. Until that is known, and wherever a module is called outside the model's own
-forward pass, everything is waited for.
+the innermost module that was running then. What no torch function was given (a user's own autograd functions tell
+nothing) is waited for in the module that holds it, or the nearest around that which runs. Until all this is known, and
+wherever a module is called outside the model's own forward pass, everything is waited for.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,7 @@ class Gates:
         self._hooks: list[RemovableHandle] = []
         self._gates: Mapping[nn.Module, list[int]] = {}
         self._early: set[int] = set()
+        self._parents: dict[nn.Module, nn.Module] = {}
         self.keep: object = None
         self._place()
 
@@ -105,15 +107,31 @@ class Gates:
                 self._learn(watch)
 
     def _learn(self, watch: "_FirstUse") -> None:
-        gates: dict[nn.Module, list[int]] = {self._model: []}
-        for position, module in watch.first.items():
-            gates.setdefault(module or self._model, []).append(position)
-        # What the forward pass does not use may be used outside it, where nothing can wait.
-        unused = [position for position in self._everything if position not in watch.first]
-        gates[self._model] += unused
-        self.order = [*watch.first, *unused]
+        gates: dict[nn.Module, list[int]] = {}
+        uses = dict(watch.first)
+        for position, owner in self._owners().items():
+            around = self._nearest(owner, watch.called)
+            # Where it was not seen: used by a function of the user's own, or not at all.
+            uses.setdefault(position, (watch.called[around], around))
+        self.order = sorted(uses, key=lambda position: uses[position][0])
+        for position in self.order:
+            gates.setdefault(uses[position][1], []).append(position)
         self._gates, self._known = gates, True
         self._place()
+
+    def _nearest(self, module: nn.Module, called: Collection[nn.Module]) -> nn.Module:
+        """``module`` or the innermost around it that was called; the model was."""
+        return module if module in called else self._nearest(self._parents[module], called)
+
+    def _owners(self) -> dict[int, nn.Module]:
+        """The module that holds each parameter, and the parents of all."""
+        owners: dict[int, nn.Module] = {}
+        for module in self._model.modules():
+            self._parents |= dict.fromkeys(module.children(), module)
+            for param in module.parameters(recurse=False):
+                if id(param) in self._position:
+                    owners.setdefault(self._position[id(param)], module)
+        return owners
 
 
 def _inert() -> Gates:
@@ -129,26 +147,36 @@ class _FirstUse(TorchFunctionMode):
         position: the parameters' positions, by their ``id``.
 
     Attributes:
-        first: module by position, in the order of use.
+        first: by position: when it was used first, and in which module.
+        called: when each module was called first; times are counted from 0.
     """
 
     def __init__(self, model: nn.Module, position: Mapping[int, int]) -> None:
         super().__init__()
-        self.first: dict[int, nn.Module] = {}
-        self._position, self._running = position, [model]
+        self.first: dict[int, tuple[int, nn.Module]] = {}
+        self.called = {model: 0}
+        self._position, self._running, self._time = position, [model], 1
         self._hooks = [
             handle
             for module in model.modules()
             if module is not model
             for handle in (
-                module.register_forward_pre_hook(lambda module, args: self._running.append(module)),
+                module.register_forward_pre_hook(lambda module, args: self._push(module)),
                 module.register_forward_hook(lambda module, args, output: self._pop(), always_call=True),
             )
         ]
         self.__enter__()  # type: ignore[no-untyped-call]
 
+    def _push(self, module: nn.Module) -> None:
+        self._running.append(module)
+        self.called.setdefault(module, self._tick())
+
     def _pop(self) -> None:
         self._running.pop()
+
+    def _tick(self) -> int:
+        self._time += 1
+        return self._time
 
     def end(self) -> None:
         """Watch no longer."""
@@ -164,8 +192,8 @@ class _FirstUse(TorchFunctionMode):
     def _note(self, given: Any) -> None:
         if isinstance(given, Tensor):
             position = self._position.get(id(given))
-            if position is not None:
-                self.first.setdefault(position, self._running[-1])
+            if position is not None and position not in self.first:
+                self.first[position] = self._tick(), self._running[-1]
         elif isinstance(given, list | tuple):
             for each in given:
                 self._note(each)

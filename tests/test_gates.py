@@ -99,8 +99,47 @@ def test_weights_that_another_module_reads_are_waited_for_before_that_one_runs()
     log.during(lambda: model(torch.ones(3, 1, 8)))
     assert {"attention.out_proj.weight", "attention.in_proj_weight"} <= set(seen)
     assert "last.weight" not in seen
-    # Nothing tells where a parameter is used that the forward pass does not use: it is waited for at once.
+    # What the forward pass does not use is waited for in the nearest module around it that runs: here the model.
     assert seen[:2] == ["unused.weight", "unused.bias"]
+
+
+class Own(torch.autograd.Function):
+    """A function of the user's own, of which torch functions see nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x.detach() * weight.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return grads[0] * weight, (grads[0] * x).sum(0)
+
+
+class Scaled(nn.Module):
+    """Holds its weights in a list, whose forward is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList([nn.Parameter(torch.ones(4))])
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = Own.apply(x, self.weights[0])
+        return out
+
+
+def test_what_a_function_of_the_users_own_uses_is_waited_for_in_its_module() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Scaled(), nn.Linear(4, 4), Scaled())
+    log = Log(model)
+    model(torch.ones(1, 4))
+    assert [log.names[i] for i in log.gates.order] == [
+        "0.weight", "0.bias", "1.weights.0", "2.weight", "2.bias", "3.weights.0",
+    ]  # fmt: skip
+    seen: list[str] = []
+    model[2].register_forward_hook(lambda module, args, output: seen.extend(log.arrived))
+    assert log.during(lambda: model(torch.ones(1, 4))) == log.names
+    assert seen == log.names[:-1]
 
 
 def test_a_recurrent_layer_gives_its_weights_in_lists() -> None:

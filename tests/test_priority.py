@@ -375,20 +375,28 @@ def test_a_forward_pass_that_goes_another_way_is_noticed_and_waited_for(caplog: 
 def test_hooks_that_are_there_already_see_parameters_after_the_step() -> None:
     """weight_norm computes the weight in a hook of its own: the gates have to come before."""
 
-    def rank(comm: rp.comm.Communicator) -> Tensor:
+    def normed() -> nn.Module:
+        layer: nn.Module = make_model()[0]  # type: ignore[index]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            model: nn.Module = torch.nn.utils.weight_norm(make_model()[0])
-        policy = SLICED if comm.size else None
-        optimizer = wrap(model, comm, policy)
-        for batch in batches(comm.rank, 4):
-            optimizer.zero_grad()
-            model(batch[0]).square().mean().backward()
-            optimizer.step()
-        optimizer.close()
-        return weights(model)
+            return torch.nn.utils.weight_norm(layer)
 
-    rp.simulate(2, rank, timeout=60)
+    def loop(policy: Any) -> Tensor:
+        models = [normed() for _ in range(2)]
+
+        def rank(comm: rp.comm.Communicator) -> Tensor:
+            model = models[comm.rank]
+            optimizer = wrap(model, comm, policy)
+            for batch in batches(comm.rank, 4):
+                optimizer.zero_grad()
+                model(batch[0]).square().mean().backward()
+                optimizer.step()
+            with optimizer.shared_weights():
+                return weights(model)
+
+        return rp.simulate(2, rank, timeout=60)[0]
+
+    assert same_bytes(loop(SLICED), loop(rp.Dense()))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

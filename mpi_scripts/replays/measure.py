@@ -34,7 +34,7 @@ class Seen:
     """What one rank saw.
 
     Attributes:
-        seconds: per iteration, until nothing is under way any more.
+        seconds: per iteration, from the beginning of one to that of the next.
         transmitted: bytes this host sent per iteration, by interface.
         busy: how busy this process and its machine were.
         host: where.
@@ -69,14 +69,14 @@ def replay(
     replayed = method.build(job, model, communicator)
     try:
         _iterate(model, replayed.step, sizes.warmup)
-        replayed.finish()
+        # Nothing is finished here: what the first of these iterations finds under way, the last one leaves so.
         before, busy = interfaces.sent(), processors.now()
         job.barrier()
         model.events.clear()
         start = time.perf_counter()
         _iterate(model, replayed.step, sizes.iterations)
-        replayed.finish()
         seconds = (time.perf_counter() - start) / sizes.iterations
+        replayed.finish()
         job.barrier()
         busy = processors.now().since(busy)
         sent = {name: (count - before.get(name, 0)) / sizes.iterations for name, count in interfaces.sent().items()}

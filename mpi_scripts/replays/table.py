@@ -28,7 +28,7 @@ COLUMNS = (
 )
 
 LEGEND = """\
-ms         of an iteration, until nothing is under way; median over the rounds, the slowest rank's
+ms         from the beginning of an iteration to that of the next; median over the rounds, the slowest rank's
 compute    of an iteration that exchanges nothing; network: of an exchange with nothing else to do
 bound      the longer of these two; over: how much longer the iteration is
 overlap    0: one after the other; 1: the shorter is hidden by the longer
