@@ -81,7 +81,11 @@ class Exchange:
         self._plan, self._checked = plan, False
         ring = RingChoice(0, "our ring, as asked for") if policy.reduction == "ring" else RingChoice.never()
         rotation = Rotation(plan, policy.turns) if policy.turns > 1 else None
-        self._setting = Setting(policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation)
+        # With a schedule no step is taken back, and gradients are handed over.
+        in_place = policy.schedule is not None
+        self._setting = Setting(
+            policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation, in_place
+        )
         self._keeps = [issubclass(_kind(bucket, policy), KeptLane) for bucket in plan.buckets]
         self._lanes = [_lane(bucket, self._setting, nodes) for bucket in plan.buckets]
         self._turns: deque[Lane] = deque()

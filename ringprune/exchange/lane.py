@@ -48,6 +48,7 @@ class Setting:
         ring: which sums of float32 values our ring makes; known from the first step on.
         guard: what looks after packed tensors; None if nothing does.
         rotation: whose turn it is, where packed tensors take turns.
+        in_place: gradients are the exchange's until it is over, and may be overwritten.
     """
 
     policy: Policy
@@ -61,6 +62,7 @@ class Setting:
     ring: RingChoice = field(default_factory=RingChoice.never)
     guard: Guard | None = None
     rotation: Rotation | None = None
+    in_place: bool = False
 
     def sums_by_ring(self, values: Tensor) -> bool:
         """Whether ``values`` are summed by our ring."""
