@@ -76,10 +76,10 @@ def replay(
         start = time.perf_counter()
         _iterate(model, replayed.step, sizes.iterations)
         seconds = (time.perf_counter() - start) / sizes.iterations
+        after, busy = interfaces.sent(), processors.now().since(busy)
+        sent = {name: (count - before.get(name, 0)) / sizes.iterations for name, count in after.items()}
         replayed.finish()
         job.barrier()
-        busy = processors.now().since(busy)
-        sent = {name: (count - before.get(name, 0)) / sizes.iterations for name, count in interfaces.sent().items()}
         kept = traced and job.rank == 0
         events = [(what, name, a - start, b - start) for what, name, a, b in model.events] if kept else []
         return job.gather(Seen(seconds, sent, busy, interfaces.host(), events))
