@@ -5,9 +5,12 @@ import hashlib
 import math
 import os
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -289,6 +292,31 @@ def scheduled(comm: rp.comm.Communicator, kind: str) -> None:
             assert same_bytes(*results), f"{policy.name} differs by {float((results[0] - results[1]).abs().max())}"
 
 
+def saved_by_one_rank(comm: rp.comm.Communicator, kind: str) -> None:
+    """Messages of a scheduled step go on while a rank does something else: here it waits for what another rank saves.
+
+    With MPI nothing moves while nobody asks; the thread once slept as soon as the last message had been started.
+    """
+    own = rp.connect(kind, timeout=20)
+    number = comm.broadcast(torch.tensor([os.getpid()]), 0, name="number").wait()
+    path = Path(tempfile.gettempdir()) / f"ringprune-saved-{kind}-{int(number)}"
+    model = make_model()
+    optimizer = rp.DistributedOptimizer(
+        nesterov(model.parameters()), model.named_parameters(), policy=rp.P3(4096, 8192), comm=own, model=model
+    )
+    run(model, optimizer, comm.rank, 5)
+    if comm.rank == 0:
+        torch.save(model.state_dict(), path)
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline, "rank 0 cannot save: its step waits for this rank"
+        time.sleep(0.01)
+    optimizer.close()
+    own.close()
+    comm.allreduce(torch.ones(1), name="all have seen it").wait()
+    path.unlink(missing_ok=True)
+
+
 def two_wrappers_in_one_backward(comm: rp.comm.Communicator, kind: str) -> None:
     """Horovod matches collectives by name, and both wrappers' buckets are under way at the same time."""
     models = make_model(), make_model(seed=1)
@@ -349,6 +377,7 @@ def checks(kind: str, steps: int) -> dict[str, Callable[[rp.comm.Communicator], 
         "resume": resume,
         "counted bytes": counted_bytes,
         "scheduled": partial(scheduled, kind=kind),
+        "scheduled, saved by one rank": partial(saved_by_one_rank, kind=kind),
         "two wrappers": partial(two_wrappers_in_one_backward, kind=kind),
     }
     if kind != "horovod":  # it cannot shift
