@@ -85,8 +85,13 @@ def check_optimizer(optimizer: Any, *, local: bool = False) -> torch.optim.Optim
     return optimizer
 
 
-def advise(optimizer: torch.optim.Optimizer, policy: Policy) -> None:
-    """Log what is known to go wrong with this optimizer and policy together, and what to do."""
+def advise(optimizer: torch.optim.Optimizer, policy: Policy, comm: Communicator) -> None:
+    """Log what is known to go wrong with this optimizer, policy and communicator together, and what to do."""
+    if policy.schedule is not None and comm.kind == "horovod" and comm.size > 1:
+        _log.warning(
+            f"policy {policy.name!r} schedules its messages, and Horovod makes one after the other: every order waits "
+            'behind what is under way, and training was slower than without. Give the wrapper comm="torch" or "mpi"'
+        )
     gradients = policy.local_steps is None and policy.density.target < 1
     if gradients and any(kind.__name__ in _NORMALISING for kind in type(optimizer).__mro__):
         _log.warning(

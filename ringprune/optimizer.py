@@ -142,7 +142,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with self._told():
             self._nodes = arguments.divide(self._comm, chosen, params) if hierarchical else None
             if self._comm.rank == 0:
-                arguments.advise(optimizer, chosen)
+                arguments.advise(optimizer, chosen, self._comm)
             parts = Parts(optimizer, params, plan, chosen, self._comm, scale, settings, self._nodes, sliced, model)
             self._mode = make_mode(parts, statistics)
         try:

@@ -29,6 +29,8 @@ def P3(
     Parameters read outside the forward pass (a moving average of weights, weight clipping, a checkpoint by hand) are
     those of before the step until ``optimizer.synchronize()``. Gradients are gone after ``step()``.
 
+    Over Horovod's own communicator it is slower than Horovod: give the wrapper ``comm="torch"`` or ``"mpi"``.
+
     Differs from the paper: an allreduce instead of a parameter server; larger slices, since an allreduce of N ranks is
     2(N-1) messages one after the other; small tensors go together; a bound of what is outstanding (ByteScheduler, SOSP
     2019) in place of one slice at a time; rank 0 decides the order on the way and tells it in 4 bytes per bucket.
