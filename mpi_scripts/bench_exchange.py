@@ -5,7 +5,6 @@ import argparse
 import json
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,14 +13,14 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE), str(HERE.parent / "examples")]
 
-from emulated_cluster import CannotHere, ClusterError  # noqa: E402
-from exchanges import inside, outside  # noqa: E402
-from exchanges.errors import CannotRun  # noqa: E402
-from exchanges.job import current_job, started_by  # noqa: E402
-from exchanges.options import parsed  # noqa: E402
-from exchanges.outside import NOTHING, NOTHING_MEASURED  # noqa: E402
-from rich.console import Console  # noqa: E402
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: E402
+from emulated_cluster import CannotHere, ClusterError
+from exchanges import inside, outside
+from exchanges.errors import CannotRun
+from exchanges.job import in_job, started_by
+from exchanges.options import parsed
+from exchanges.outside import NOTHING, NOTHING_MEASURED
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 INTERRUPTED = 130  # as shells say it
 
@@ -75,17 +74,9 @@ def _outside(options: argparse.Namespace, report: Report) -> Iterator[Row]:
 
 
 def _in_job(options: argparse.Namespace, report: Report) -> Iterator[Row]:
-    job = current_job()
-    say = report.say if job.rank == 0 else lambda line: None
-    try:
+    with in_job() as job:
+        say = report.say if job.rank == 0 else lambda line: None
         rows = list(inside.rows(options, job, say))
-    except CannotRun:
-        raise
-    except Exception:
-        traceback.print_exc()
-        job.abort()
-    finally:
-        job.close()
     if job.rank == 0:
         yield from rows
 

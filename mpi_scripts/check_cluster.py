@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from mpi4py import MPI  # noqa: E402
+from mpi4py import MPI
 
-from mpi_scripts.cluster_check import findings, links, ranks, report, selection  # noqa: E402
+from mpi_scripts.cluster_check import findings, links, ranks, report, selection
 
 EPILOG = """\
 Links are measured between hosts, from the first rank of each; where there is one host, between its ranks. Hosts of the

@@ -6,6 +6,7 @@ Importing it starts neither MPI nor Horovod.
 from ringprune.broadcast import broadcast_parameters
 from ringprune.comm import connect, simulate
 from ringprune.ddp_hook import ddp_hook
+from ringprune.embedding import ShardedEmbedding
 from ringprune.errors import (
     ArgumentTypeError,
     CheckpointError,
@@ -13,6 +14,7 @@ from ringprune.errors import (
     CommunicatorError,
     ConfigurationError,
     DependencyError,
+    IndexRangeError,
     NativeLibraryError,
     NonFiniteGradientError,
     RankMismatchError,
@@ -22,9 +24,11 @@ from ringprune.errors import (
 from ringprune.guard import Guard
 from ringprune.local_steps import LocalSteps
 from ringprune.optimizer import DistributedOptimizer
-from ringprune.policies import DGC, IWP, MIPD, P3, Dense, OkTopk, Policy, RandomK, ScaleCom, SlimDP
+from ringprune.policies import DGC, IWP, MIPD, P3, Dense, OkTopk, Parallax, Policy, RandomK, ScaleCom, SlimDP
+from ringprune.routing import Rows
 from ringprune.schedule import LayerPriority
 from ringprune.selection import Warmup
+from ringprune.tuning import search_partitions
 
 __version__ = "0.1.0.dev0"
 
@@ -42,21 +46,26 @@ __all__ = [
     "DependencyError",
     "DistributedOptimizer",
     "Guard",
+    "IndexRangeError",
     "LayerPriority",
     "LocalSteps",
     "NativeLibraryError",
     "NonFiniteGradientError",
     "OkTopk",
+    "Parallax",
     "Policy",
     "RandomK",
     "RankMismatchError",
     "RingPruneError",
+    "Rows",
     "ScaleCom",
+    "ShardedEmbedding",
     "SlimDP",
     "UsageError",
     "Warmup",
     "broadcast_parameters",
     "connect",
     "ddp_hook",
+    "search_partitions",
     "simulate",
 ]

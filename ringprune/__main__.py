@@ -1,10 +1,11 @@
 """The command line: ``ringprune <command>``, or ``python -m ringprune <command>``."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
-from ringprune import bench, doctor, simulation
+from ringprune import advise, bench, doctor, profiles, simulation
 
 __all__ = ["main"]
 
@@ -13,7 +14,9 @@ examples:
   ringprune doctor                what is built and found, and the command that mends what is missing
   ringprune doctor --json -       the same for programs
   ringprune bench select          what finding the most important entries costs
+  ringprune advise --model resnet50 --ranks 16 --rate 10gbit      whether compression would pay there
   ringprune simulate accuracy     what every method costs in accuracy within the same bytes: days; --quick: minutes
+  ringprune profile train.py      how long each layer of a training script's model takes: the file a replay reads
 """
 
 
@@ -31,7 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return 2
-    return int(options.run(options))
+    try:
+        return int(options.run(options))
+    except BrokenPipeError:  # who reads what is printed has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end of the process, which flushes it
+        return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,8 +50,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     doctor.add_command(commands)
+    advise.add_command(commands)
     bench.add_command(commands)
     simulation.add_command(commands)
+    profiles.add_command(commands)
     return parser
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ringprune.comm import connect
 from ringprune.comm.communicator import Communicator, Nodes
+from ringprune.embedding import ShardedEmbedding, embedding_of
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.guard import Guard
 from ringprune.plan import ParamSpec
@@ -26,9 +27,10 @@ __all__ = [
     "check_guard",
     "check_optimizer",
     "communicator",
-    "describe_optimizer",
+    "describe",
     "describe_parameters",
     "divide",
+    "divide_parameters",
     "horovod_arguments",
     "is_outside",
     "name_parameters",
@@ -47,7 +49,8 @@ _NORMALISING = ("Adam", "Adamax", "NAdam", "RAdam", "RMSprop")
 
 _REFUSED = {
     "LBFGS": "its line search evaluates the loss several times per step, each on this rank's batch alone",
-    "SparseAdam": "it needs sparse gradients, and RingPrune makes them dense for now; use Adam, or local_steps",
+    "SparseAdam": "it needs sparse gradients, and RingPrune makes dense ones unless rows travel or live on owners: use "
+    "rp.Parallax() or dataclasses.replace(policy, rows=rp.Rows()), or local_steps",
 }
 
 
@@ -68,8 +71,8 @@ def check_guard(guard: Any, policy: Policy) -> Guard | None:
     return guard
 
 
-def check_optimizer(optimizer: Any, *, local: bool = False) -> torch.optim.Optimizer:
-    """The optimizer to wrap; ``local`` where it steps on gradients as backward makes them.
+def check_optimizer(optimizer: Any, policy: Policy) -> torch.optim.Optimizer:
+    """The optimizer to wrap.
 
     Raises:
         ArgumentTypeError: it is no torch optimizer.
@@ -80,13 +83,21 @@ def check_optimizer(optimizer: Any, *, local: bool = False) -> torch.optim.Optim
     name, module = type(optimizer).__name__, type(optimizer).__module__
     if module.startswith("ringprune") or hasattr(optimizer, "skip_synchronize"):
         raise ConfigurationError(f"optimizer is a {module}.{name} already; wrap the plain torch optimizer, once")
-    if name in _REFUSED and not (local and name == "SparseAdam"):
+    params = [param for entry in optimizer.param_groups for param in entry["params"]]
+    # Where it may see sparse gradients alone.
+    sparse = policy.local_steps is not None or policy.rows is not None or all(map(embedding_of, params))
+    if name in _REFUSED and not (sparse and name == "SparseAdam"):
         raise ConfigurationError(f"optimizer={name}: {_REFUSED[name]}")
     return optimizer
 
 
-def advise(optimizer: torch.optim.Optimizer, policy: Policy, comm: Communicator) -> None:
-    """Log what is known to go wrong with this optimizer, policy and communicator together, and what to do."""
+def advise(optimizer: torch.optim.Optimizer, policy: Policy, comm: Communicator, model: Any) -> None:
+    """Log what is known to go wrong with these together, and what to do."""
+    if policy.rows is not None and not any(getattr(m, "sparse", False) is True for m in model.modules()):
+        _log.warning(
+            f"policy {policy.name!r} exchanges rows of sparse gradients, and no module of model= has sparse=True: "
+            "everything is exchanged as without it"
+        )
     if policy.schedule is not None and comm.kind == "horovod" and comm.size > 1:
         _log.warning(
             f"policy {policy.name!r} schedules its messages, and Horovod makes one after the other: every order waits "
@@ -136,13 +147,13 @@ def called_by_horovod_broadcast() -> bool:
     return False
 
 
-def describe_optimizer(optimizer: torch.optim.Optimizer) -> list[str]:
-    """One line per param group with its plain settings, for the hand-shake."""
+def describe(optimizer: torch.optim.Optimizer, statistics: Mapping[str, Tensor]) -> list[str]:
+    """One line per param group with its plain settings, and per tensor of statistics, for the hand-shake."""
     lines = [f"optimizer is {type(optimizer).__name__}"]
     for index, group in enumerate(optimizer.param_groups):
         plain = {k: v for k, v in group.items() if isinstance(v, bool | int | float | str | tuple | None)}
         lines.append(f"param group {index} has {plain}")
-    return lines
+    return lines + [f"statistics {name} {list(buffer.shape)}" for name, buffer in statistics.items()]
 
 
 def name_parameters(
@@ -179,6 +190,21 @@ def name_parameters(
     return [(by_id[id(param)], param, group) for param, group in owned]
 
 
+def divide_parameters(
+    named: Iterable[tuple[str, Tensor, int]],
+) -> tuple[list[tuple[str, Tensor, int]], dict[str, ShardedEmbedding]]:
+    """The parameters that are exchanged, and the sharded embeddings, by name; frozen ones in neither."""
+    trained: list[tuple[str, Tensor, int]] = []
+    embeddings: dict[str, ShardedEmbedding] = {}
+    for name, param, group in named:
+        embedding = embedding_of(param)
+        if embedding is not None and param.requires_grad:
+            embeddings[name] = embedding
+        elif param.requires_grad:
+            trained.append((name, param, group))
+    return trained, embeddings
+
+
 def statistics(model: Any) -> dict[str, Tensor]:
     """The running statistics of a model's BatchNorm layers, by name.
 
@@ -198,13 +224,15 @@ def statistics(model: Any) -> dict[str, Tensor]:
     }
 
 
-def describe_parameters(named: Iterable[tuple[str, Tensor, int]]) -> list[ParamSpec]:
-    """The facts of each parameter.
+def describe_parameters(
+    named: Iterable[tuple[str, Tensor, int]], sparse: Collection[int] = frozenset()
+) -> list[ParamSpec]:
+    """The facts of each parameter; ``sparse`` are the ids of those whose gradients travel as rows.
 
     Raises:
         ConfigurationError: a parameter is not real floating point, or has more entries than the wire can address.
     """
-    specs = [ParamSpec(name, tuple(p.shape), p.dtype, p.device, group) for name, p, group in named]
+    specs = [ParamSpec(name, tuple(p.shape), p.dtype, p.device, group, id(p) in sparse) for name, p, group in named]
     for spec in specs:
         if spec.dtype not in _DTYPES:
             raise ConfigurationError(f"parameter {spec}: only real floating-point parameters of 16 to 64 bits")

@@ -1,7 +1,7 @@
 """When gradients are ready: hooks count backward passes and report full buckets in the Plan's order."""
 
 import weakref
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, cast
 
 from torch import Tensor
@@ -25,6 +25,7 @@ class Backward:
         buckets: for each bucket, the positions of the parameters whose gradients it needs.
         passes: backward passes that make one step.
         full: bound method, called with a bucket's index when all its gradients have had their passes.
+        also: parameters that are exchanged elsewhere, by name: their gradients are of a backward pass as well.
         in_order: only once those of every bucket before it have too: in the same order on every rank, whatever order
             the hooks fire in.
         excess: bound method, called with a parameter's name when it gets another gradient after its last pass.
@@ -42,9 +43,11 @@ class Backward:
         *,
         full: Callable[[int], None],
         excess: Callable[[str], None],
+        also: Mapping[str, Tensor] | None = None,
         in_order: bool = True,
     ) -> None:
-        for name, param in zip(names, params, strict=True):
+        watched = [*zip(names, params, strict=True), *(also or {}).items()]
+        for name, param in watched:
             owner = _owners.get(param)
             if owner is not None and owner() is not None:
                 raise ConfigurationError(
@@ -60,10 +63,10 @@ class Backward:
             for i in members:
                 self._buckets_of[i].append(number)
         self._hooks: list[RemovableHandle] = []
-        self._params = list(params)
+        self._params, self._watched = list(params), [param for _, param in watched]
         self.reset()
         this = weakref.ref(self)
-        for index, param in enumerate(params):
+        for index, param in enumerate(self._watched):
             _owners[param] = this
             # torch leaves this method without annotations.
             self._hooks.append(cast(Any, param).register_post_accumulate_grad_hook(_hook(this, index)))
@@ -86,12 +89,14 @@ class Backward:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
-        for param in self._params:
+        for param in self._watched:
             _owners.pop(param, None)
 
     def accumulated(self, index: int) -> None:
         """The gradient of parameter ``index`` has had another backward pass added."""
         self.touched = True
+        if index >= len(self._params):
+            return
         if not self._left[index]:
             _alive(self._excess)(self._names[index])
             return

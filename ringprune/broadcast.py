@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ringprune.comm import connect
 from ringprune.comm.communicator import Communicator
+from ringprune.embedding import embedding_of
 from ringprune.errors import ArgumentTypeError
 
 __all__ = ["broadcast_parameters"]
@@ -40,6 +41,8 @@ def broadcast_parameters(
     for name, tensor in pairs:
         if not isinstance(tensor, Tensor):
             raise ArgumentTypeError(f"broadcast_parameters: {name!r} is {type(tensor).__name__}, not a tensor")
+        if embedding_of(tensor) is not None:
+            continue  # each rank's own rows
         with torch.no_grad():
             # As bytes: every dtype travels, those a communicator cannot sum included.
             message = tensor.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8)

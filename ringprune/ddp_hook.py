@@ -58,6 +58,11 @@ def ddp_hook(
             "local_steps with ddp_hook: DistributedDataParallel exchanges gradients at every step; use "
             "ringprune.DistributedOptimizer with the plain model"
         )
+    if given.rows is not None:
+        raise ConfigurationError(
+            "rows with ddp_hook: DistributedDataParallel hands sparse gradients to no hook as rows; use "
+            "ringprune.DistributedOptimizer with the plain model"
+        )
     chosen = replace(given, correction="global", mask_velocity=False, lookahead=False)
     communicator = connect(comm or "torch") if comm is None or isinstance(comm, str) else comm
     if not isinstance(communicator, Communicator):

@@ -7,6 +7,7 @@
     |-- ArgumentTypeError       (TypeError)     an argument has a type that cannot work
     |-- UsageError              (RuntimeError)  calls came in an order that cannot work
     |-- CheckpointError         (ValueError)    a checkpoint does not fit this model or these ranks
+    |-- IndexRangeError         (IndexError)    an index looked up in a sharded embedding is no row of it
     |-- RankMismatchError       (RuntimeError)  the ranks built different things
     |-- NonFiniteGradientError  (ArithmeticError)  a gradient holds NaN or infinity
     |-- CommunicatorError       (RuntimeError)  a collective failed, timed out, or a rank is gone
@@ -22,6 +23,7 @@ __all__ = [
     "CommunicatorError",
     "ConfigurationError",
     "DependencyError",
+    "IndexRangeError",
     "NativeLibraryError",
     "NonFiniteGradientError",
     "RankMismatchError",
@@ -48,6 +50,10 @@ class UsageError(RingPruneError, RuntimeError):
 
 class CheckpointError(RingPruneError, ValueError):
     """A checkpoint does not fit; the message lists missing, unexpected and mis-shaped names."""
+
+
+class IndexRangeError(RingPruneError, IndexError):
+    """An index looked up in a sharded embedding is no row of it; raised on all ranks, naming rank and index."""
 
 
 class RankMismatchError(RingPruneError, RuntimeError):

@@ -8,7 +8,7 @@ nothing) is waited for in the module that holds it, or the nearest around that w
 wherever a module is called outside the model's own forward pass, everything is waited for.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,6 @@ class Gates:
         self._hooks: list[RemovableHandle] = []
         self._gates: Mapping[nn.Module, list[int]] = {}
         self._early: set[int] = set()
-        self._parents: dict[nn.Module, nn.Module] = {}
         self.keep: object = None
         self._place()
 
@@ -66,8 +65,7 @@ class Gates:
             self._model.register_forward_hook(self._leave, always_call=True),
         ]
         for module in self._model.modules():
-            own = [self._position[id(p)] for p in module.parameters(recurse=False) if id(p) in self._position]
-            wanted = sorted({*own, *self._gates.get(module, ())})
+            wanted = sorted({*self._own(module), *self._gates.get(module, ())})
             if module is not self._model and (wanted or not self._known):
                 self._hooks.append(module.register_forward_pre_hook(partial(self._gate, wanted), prepend=True))
             # Saving and loading reads and writes them where no forward pass waits.
@@ -109,29 +107,23 @@ class Gates:
     def _learn(self, watch: "_FirstUse") -> None:
         gates: dict[nn.Module, list[int]] = {}
         uses = dict(watch.first)
-        for position, owner in self._owners().items():
-            around = self._nearest(owner, watch.called)
-            # Where it was not seen: used by a function of the user's own, or not at all.
-            uses.setdefault(position, (watch.called[around], around))
+        parents = {child: module for module in self._model.modules() for child in module.children()}
+        for module in self._model.modules():
+            around = module
+            while around not in watch.called:  # the model was
+                around = parents[around]
+            for position in self._own(module):
+                # Where it was not seen: used by a function of the user's own, or not at all.
+                uses.setdefault(position, (watch.called[around], around))
         self.order = sorted(uses, key=lambda position: uses[position][0])
         for position in self.order:
             gates.setdefault(uses[position][1], []).append(position)
         self._gates, self._known = gates, True
         self._place()
 
-    def _nearest(self, module: nn.Module, called: Collection[nn.Module]) -> nn.Module:
-        """``module`` or the innermost around it that was called; the model was."""
-        return module if module in called else self._nearest(self._parents[module], called)
-
-    def _owners(self) -> dict[int, nn.Module]:
-        """The module that holds each parameter, and the parents of all."""
-        owners: dict[int, nn.Module] = {}
-        for module in self._model.modules():
-            self._parents |= dict.fromkeys(module.children(), module)
-            for param in module.parameters(recurse=False):
-                if id(param) in self._position:
-                    owners.setdefault(self._position[id(param)], module)
-        return owners
+    def _own(self, module: nn.Module) -> list[int]:
+        """The parameters that a module holds itself."""
+        return [self._position[id(p)] for p in module.parameters(recurse=False) if id(p) in self._position]
 
 
 def _inert() -> Gates:

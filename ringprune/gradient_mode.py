@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from ringprune import momentum
+from ringprune.embedding import any_embeddings
 from ringprune.errors import UsageError
 from ringprune.mode import Mode, Parts
+from ringprune.packing import no_rows
 from ringprune.plan import Bucket
 from ringprune.residual import Correction
 
@@ -27,6 +29,7 @@ class GradientMode(Mode):
         # The norm over all gradients is known only after backward.
         self._overlap = parts.settings.overlap and policy.clipping.norm is None
         self._specs, self._packed = parts.specs, [policy.routing.packed(spec) for spec in parts.specs]
+        self._held: list[int] = []  # buckets that are full and wait for the end of the backward pass
         takes_over = policy.correction == "local" and momentum.takes_over(parts.inner)
         super().__init__(parts, self._in_pieces(parts.params), velocity=takes_over, spare=self._overlap)
         self._momentum = (
@@ -36,8 +39,14 @@ class GradientMode(Mode):
     # -- during backward ----------------------------------------------------------------------------------------------
 
     def _bucket_full(self, index: int) -> None:
-        if self._overlap:
+        if not self._overlap:
+            return
+        if self.exchange.checked or not any_embeddings():
             self._start(index, None)
+        else:
+            # The first exchange begins with messages that are waited for: not in a backward pass, where another rank
+            # may wait for this one, in the push of a sharded embedding.
+            self._held.append(index)
 
     def _excess(self, name: str) -> None:
         self._verdict.note_fault(
@@ -61,12 +70,12 @@ class GradientMode(Mode):
         found = self.exchange.start(index, grads, self._correction(bucket, own))
         if factors is None:
             if found is None:
-                self._count_nonfinite(bucket.members, grads)
+                self._count_nonfinite(bucket.members, _entries(grads))
             else:
                 self._found.append((bucket.members, found))
 
     def _factors(self, grads: Sequence[Tensor]) -> list[float]:
-        return self._policy.clipping.factors(grads, 1 / self.scale.value, self._comm.size)
+        return self._policy.clipping.factors(_entries(grads), 1 / self.scale.value, self._comm.size)
 
     def _correction(self, bucket: Bucket, factors: list[float]) -> Correction:
         groups = [self._group(i) for i in bucket.members]
@@ -77,15 +86,38 @@ class GradientMode(Mode):
         )
 
     def _gradients(self, members: Sequence[int]) -> list[Tensor]:
-        """The gradients to exchange, dense and contiguous; zeros where this rank has none, as with Horovod."""
+        """The gradients to exchange; zeros where this rank has none, as with Horovod.
+
+        Dense and contiguous, or coalesced and sparse where rows travel.
+        """
         grads = []
-        for param in (self.params[i] for i in members):
+        for i in members:
+            param = self.params[i]
+            if self._specs[i].sparse:
+                grads.append(self._rows(i))
+                continue
             if param.grad is None:
                 param.grad = torch.zeros_like(param)
             elif param.grad.is_sparse:
                 param.grad = param.grad.to_dense()
             grads.append(param.grad.detach().contiguous())
         return grads
+
+    def _rows(self, index: int) -> Tensor:
+        """A coalesced sparse gradient; float32 of 16-bit ones, since equal rows are added here."""
+        param, spec = self.params[index], self._specs[index]
+        grad = param.grad
+        if grad is not None and not (grad.is_sparse and grad.sparse_dim() == 1):
+            self.note_fault(
+                f"the gradient of {spec.name!r} is not one of sparse rows, and rows of it are exchanged since a module "
+                "with sparse=True has it: use it in such modules only, or wrap with rows=None"
+            )
+            grad = None
+        if grad is None:
+            return no_rows(param)
+        exact = grad.detach().to(torch.float64 if spec.dtype == torch.float64 else torch.float32)
+        # The caller may change a gradient while its rows are being sent: what is coalesced already is not copied else.
+        return exact.clone() if exact.is_coalesced() else exact.coalesce()
 
     # -- the rest of the exchange -------------------------------------------------------------------------------------
 
@@ -103,11 +135,15 @@ class GradientMode(Mode):
         """
         self._verdict.saw_gradient = self.backward.touched
         self._note_strangers()
+        for finding in self._bad_rows():
+            self._verdict.note_nonfinite(finding)
         made = self._finish_overlapped() if self._overlap else self._exchange_afterwards()
         self.backward.reset()
         self._open = False
         try:
-            if not made:
+            if made:
+                self._unscale_rows(self.scale.value)
+            else:
                 self._verdict.raise_or_skip()
                 self.metrics.skipped_steps += 1
         finally:
@@ -117,7 +153,8 @@ class GradientMode(Mode):
     def _finish_overlapped(self) -> bool:
         """Buckets were started during backward; start the rest, decide, then finish or take the step back."""
         self._open_step()
-        for index in self.backward.remaining():
+        held, self._held = self._held, []
+        for index in [*held, *self.backward.remaining()]:
             self._start(index, None)
         self._note_nonfinite()
         self.exchange.reduce(self._verdict.start)
@@ -133,7 +170,7 @@ class GradientMode(Mode):
         self._open_step()
         everything = range(len(self.params))
         grads = self._gradients(everything)
-        self._count_nonfinite(everything, grads)
+        self._count_nonfinite(everything, _entries(grads))
         self._note_nonfinite()
         self._verdict.start()
         if not self._verdict.wait():
@@ -148,15 +185,22 @@ class GradientMode(Mode):
 
     def _write_averages(self) -> None:
         outputs = []
-        for param in self.params:
+        for param, spec in zip(self.params, self._specs, strict=True):
             grad = param.grad  # None where somebody dropped it after backward: the average comes all the same
-            if grad is None or not grad.is_contiguous() or grad.dtype != param.dtype or grad.requires_grad:
+            if spec.sparse:
+                grad = no_rows(param)
+            elif grad is None or not grad.is_contiguous() or grad.dtype != param.dtype or grad.requires_grad:
                 grad = torch.empty(param.shape, dtype=param.dtype, device=param.device)
             outputs.append(grad)
         self.exchange.finish(outputs)
         for param, output in zip(self.params, outputs, strict=True):
             if param.grad is not output:
                 param.grad = output
+
+    def overflow(self) -> None:
+        """The step is not made: let a scaler see why on this rank too; rows stay as they are."""
+        specs = zip(self.params, self._specs, strict=True)
+        self.scale.overflow(param for param, spec in specs if not spec.sparse)
 
     # -- steps of the wrapped optimizer -------------------------------------------------------------------------------
 
@@ -175,6 +219,13 @@ class GradientMode(Mode):
             return
         with self._momentum.taken_over():
             self._inner.step()
+
+    def initialise(self) -> None:
+        """Create the wrapped optimizer's state; one that wants sparse gradients gets empty ones."""
+        for param, spec in zip(self.params, self._specs, strict=True):
+            if spec.sparse:
+                param.grad = no_rows(param)
+        super().initialise()
 
     def flush(self) -> None:
         """Send all residuals, whole, and step on them; parameters that keep nothing back stay as they are.
@@ -232,3 +283,8 @@ class GradientMode(Mode):
             for name, buffer in self._momentum.state().items():
                 state.setdefault(name, {})["momentum"] = buffer
         return state
+
+
+def _entries(grads: Sequence[Tensor]) -> list[Tensor]:
+    """The entries that gradients have: all of dense ones, the rows of sparse ones."""
+    return [grad.values().contiguous() if grad.is_sparse else grad for grad in grads]

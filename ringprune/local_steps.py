@@ -81,6 +81,8 @@ class OuterStep:
     def apply(self, averages: Sequence[Tensor]) -> None:
         """One outer step; equal on all ranks, as averages and momentum are. ``averages`` may be overwritten."""
         step, choice = list(averages), self._choice
+        if not step:
+            return  # everything that is trained is exchanged elsewhere
         if self.momentum:
             torch._foreach_mul_(self.momentum, choice.outer_momentum)
             torch._foreach_add_(self.momentum, step)

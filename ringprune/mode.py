@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from ringprune import ops
 from ringprune.backward import Backward
 from ringprune.comm.communicator import Communicator, Nodes
 from ringprune.drift import Drift
+from ringprune.embedding import ShardedEmbedding
 from ringprune.errors import UsageError
 from ringprune.exchange import Exchange
 from ringprune.guard import Guard
@@ -65,6 +66,7 @@ class Parts:
         nodes: ``comm`` divided by node, where nodes exchange and not ranks.
         sliced: the Plan's pieces, where it is one of pieces of the parameters.
         model: the model, if it was given.
+        embeddings: sharded embeddings whose rows the wrapped optimizer has too, by name; they are exchanged elsewhere.
     """
 
     inner: torch.optim.Optimizer
@@ -77,6 +79,7 @@ class Parts:
     nodes: Nodes | None = None
     sliced: SlicedPlan | None = None
     model: torch.nn.Module | None = None
+    embeddings: Mapping[str, ShardedEmbedding] = field(default_factory=dict)
 
     @property
     def specs(self) -> tuple[ParamSpec, ...]:
@@ -98,6 +101,7 @@ class Mode(ABC):
         spare: keep what taking an exchange back needs.
 
     Attributes:
+        embeddings: sharded embeddings among what is wrapped, by name.
         keeps: whether this rank may keep something back: in a hierarchy only the first of a node does.
         backward: which parameters have had their gradients.
     """
@@ -107,7 +111,8 @@ class Mode(ABC):
         self.keeps = nodes is None or nodes.across is not None
         self.plan, self.params, self.scale = plan, parts.params, parts.scale
         self._inner, self._policy, self._comm = parts.inner, parts.policy, comm
-        self._known = {id(param) for param in parts.params}
+        self.embeddings = parts.embeddings
+        self._known = {id(param) for param in self.updated}
         self.metrics = Metrics(comm.traffic, plan.numel, nodes)
         device = parts.params[0].device if parts.params else torch.device("cpu")
         self._verdict = Verdict(comm, self.metrics, device, settings.nonfinite, expected=parts.scale.enabled)
@@ -134,6 +139,7 @@ class Mode(ABC):
             settings.passes,
             full=self._bucket_full,
             excess=self._excess,
+            also={name: embedding.weight for name, embedding in self.embeddings.items()},
             in_order=parts.sliced is None,
         )
 
@@ -177,8 +183,15 @@ class Mode(ABC):
             "selection": self.exchange.tally(),
             "reduction": self.exchange.ring.reason,
             "guard": self.exchange.guarded(),
+            "rows": self.exchange.ways(),
             "parameters": self.exchange.bytes_by_parameter(),
+            "embeddings": {name: embedding.stats() for name, embedding in self.embeddings.items()},
         }
+
+    @property
+    def updated(self) -> list[Tensor]:
+        """Everything whose gradient the wrapped optimizer steps on: what is exchanged, and this rank's own rows."""
+        return [*self.params, *(embedding.weight for embedding in self.embeddings.values())]
 
     # -- findings -----------------------------------------------------------------------------------------------------
 
@@ -206,6 +219,18 @@ class Mode(ABC):
                     findings.append(f"the {what} of {spec.name!r} has {count} of {spec.numel} entries NaN or infinite")
         self._found = []
         return findings
+
+    def _bad_rows(self) -> list[str]:
+        """Which gradients of this rank's own rows hold NaN or infinity."""
+        held = [(name, embedding.weight.grad) for name, embedding in self.embeddings.items()]
+        entries = {name: _entries(grad) for name, grad in held if grad is not None}
+        counts = {name: int((~values.isfinite()).sum()) for name, values in entries.items()}
+        return [f"the gradient of rows of {name!r} has {n} entries NaN or infinite" for name, n in counts.items() if n]
+
+    def _unscale_rows(self, scale: float) -> None:
+        """Bring the gradients of this rank's own rows to unscaled units."""
+        if scale != 1.0:
+            self.scale.multiply([embedding.weight for embedding in self.embeddings.values()], 1 / scale)
 
     def _note_nonfinite(self, what: str = "gradient") -> None:
         for finding in self._nonfinite(what):
@@ -264,3 +289,7 @@ class Mode(ABC):
     def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], step: int, local_steps: int) -> None:
         """The state was overwritten from a checkpoint made after ``step`` exchanges and some local steps."""
         self.exchange.resumed(step)
+
+
+def _entries(grad: Tensor) -> Tensor:
+    return grad._values() if grad.is_sparse else grad  # not coalesced: NaN is NaN in any order

@@ -117,6 +117,8 @@ class SharedMomentum:
             update = sign * self._through_buffer(spec, source, group)
             if packed:
                 grad.add_(update)
+            elif grad.is_sparse:
+                param.grad = update.to(grad.dtype).to_sparse(1)  # of the rows that move
             else:
                 grad.copy_(update)
 

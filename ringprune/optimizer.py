@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringprune import arguments, checkpoint, wire
+from ringprune import arguments, checkpoint, sharded_state, wire
 from ringprune.comm.communicator import Communicator, Nodes
 from ringprune.errors import RingPruneError, UsageError
 from ringprune.gradient_mode import GradientMode
 from ringprune.guard import Guard
 from ringprune.mode import Parts, Settings
 from ringprune.plan import shake_hands
-from ringprune.planning import check_schedule, make_mode, make_plan
+from ringprune.planning import check_schedule, make_mode, make_plan, sparse_parameters
 from ringprune.policies import Policy, as_policy, check_abilities
 from ringprune.scaling import LossScale
 from ringprune.update_mode import UpdateMode
@@ -41,7 +41,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             steps.
         backward_passes_per_step: backward passes that are accumulated before an exchange.
         scaler: the loop's ``torch.amp.GradScaler``; an overflow on any rank then skips the step on all.
-        model: the model; ``local_steps`` averages its BatchNorm statistics, a schedule has hooks in its forward pass.
+        model: the model: for BatchNorm statistics (``local_steps``), hooks (a schedule), sparse modules (``rows``).
         seed: decides roots and exploration; the same on all ranks.
         nonfinite: what NaN or infinity in a gradient of any rank leads to, on all ranks: ``"raise"`` (the default
             without a scaler) or ``"skip"`` the step (the default with one). Nothing of that step is kept.
@@ -55,10 +55,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         guard: a :class:`ringprune.Guard`, to send tensors whole whose residuals grow without bound; None for none.
         op: ``hvd.Average`` (default), ``hvd.Sum``, or ``"average"``, ``"sum"``.
         compression: Horovod's; only ``hvd.Compression.none``, since the policy decides what is sent.
-        groups: Horovod's; refused, buckets take their place.
-        num_groups: Horovod's; refused likewise.
+        groups, num_groups: Horovod's; refused, buckets take their place.
         process_set: a Horovod process set; on ranks outside it the wrapper only steps.
-        sparse_as_dense: Horovod's; sparse gradients are made dense either way.
+        sparse_as_dense: Horovod's; sparse gradients are made dense either way, unless the policy has ``rows``.
         gradient_predivide_factor: Horovod's; part of the division that happens before the sum.
 
     Raises:
@@ -100,7 +99,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             outside = self._comm.size == 0
         with nullcontext() if outside else self._told():
             chosen = as_policy(policy)
-            self._inner = arguments.check_optimizer(optimizer, local=chosen.local_steps is not None)
+            self._inner = arguments.check_optimizer(optimizer, chosen)
             super().__init__(optimizer.param_groups, optimizer.defaults)
             self._share()
             self._should_synchronize = True
@@ -126,14 +125,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
             statistics = arguments.statistics(model)
             check_abilities(chosen, self._comm)
             named = arguments.name_parameters(optimizer, named_parameters)
-            trained = [entry for entry in named if entry[1].requires_grad]
-            specs = arguments.describe_parameters(trained)
-            shared = [str(chosen), str(settings), str(scale), *arguments.describe_optimizer(optimizer)]
-            shared += [f"statistics {name} {list(buffer.shape)}" for name, buffer in statistics.items()]
+            trained, embeddings = arguments.divide_parameters(named)
+            specs = arguments.describe_parameters(trained, sparse_parameters(chosen, model, optimizer, hierarchical))
+            shared = [str(chosen), str(settings), str(scale), *arguments.describe(optimizer, statistics)]
             limit = whole_number("bucket_bytes", bucket_bytes, 1, 4 * wire.MAX_POSITIONS)
             params = [param for _, param, _ in trained]
             refused = {"scaler": scale.enabled, "guard": guard is not None, "hierarchical=True": hierarchical}
-            check_schedule(chosen, model, trained, refused | {'nonfinite="skip"': settings.nonfinite == "skip"})
+            check_schedule(chosen, model, named, refused | {'nonfinite="skip"': settings.nonfinite == "skip"})
             plan, sliced = make_plan(chosen, specs, params, limit, shared)
             first_fact = f"hierarchical={flag('hierarchical', hierarchical)}"
         if hierarchical:
@@ -142,8 +140,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with self._told():
             self._nodes = arguments.divide(self._comm, chosen, params) if hierarchical else None
             if self._comm.rank == 0:
-                arguments.advise(optimizer, chosen, self._comm)
-            parts = Parts(optimizer, params, plan, chosen, self._comm, scale, settings, self._nodes, sliced, model)
+                arguments.advise(optimizer, chosen, self._comm, model)
+            more = (self._nodes, sliced, model, embeddings)
+            parts = Parts(optimizer, params, plan, chosen, self._comm, scale, settings, *more)
             self._mode = make_mode(parts, statistics)
         try:
             self._shake_hands([first_fact, f"wire format {wire.WIRE_VERSION}", *plan.facts], None)
@@ -192,17 +191,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         mode = self._active()
         if isinstance(mode, GradientMode) and not mode.settle():
-            self._finish(mode, stepping=False, scaling=False)
+            self._finish(mode, stepping=False)
             if mode.scale.enabled and not self._skipped:
-                mode.scale.multiply(mode.params, mode.scale.value)
+                mode.scale.multiply(mode.updated, mode.scale.value)
                 self._scaled = True
 
-    def _finish(self, mode: GradientMode, *, stepping: bool, scaling: bool) -> None:
-        self._flushed = self._scaled = False
-        made = mode.finish(stepping=stepping)
-        if not made:
-            mode.scale.overflow(self, mode.params, stepping=scaling)
-        self._synchronized, self._skipped = True, not made
+    def _finish(self, mode: GradientMode, *, stepping: bool) -> None:
+        self._flushed = self._scaled = self._synchronized = False
+        self._skipped = not mode.finish(stepping=stepping)
+        if self._skipped:
+            mode.overflow()
+        self._synchronized = True
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -264,14 +263,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if fault is not None:
             mode.note_fault(fault)  # the other ranks may be in the exchange: all of them raise
         if exchange or fault is not None:
-            self._finish(mode, stepping=True, scaling=inside_scaler)
+            self._finish(mode, stepping=True)
         elif inside_scaler and self.found_inf and not self._skipped:
             self._skipped = True  # what the scaler saw is the average, the same on all ranks
             mode.metrics.skipped_steps += 1
         if not self._skipped:
             if self._scaled and pending_scale is not None:
-                mode.scale.multiply(mode.params, 1 / mode.scale.value)
+                mode.scale.multiply(mode.updated, 1 / mode.scale.value)
             mode.step()
+        elif inside_scaler:
+            mode.scale.tell(self)
         self._synchronized = self._skipped = self._scaled = False
 
     def _step_locally(self, mode: UpdateMode) -> None:
@@ -345,7 +346,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mode = self._active()
         if mode is not None:
             mode.settle()
-        state = self._inner.state_dict()
+        state = sharded_state.save(self._inner)
         if mode is not None:
             origin = checkpoint.Origin(
                 rank=self._comm.rank,
@@ -382,7 +383,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if origin.flushed and not mode.keeps:
                 entries = checkpoint.without_kept(entries)
             checkpoint.check_tensors(entries, mode.state_like(entries))
-        self._inner.load_state_dict({key: value for key, value in state_dict.items() if key != "ringprune"})
+        sharded_state.load(self._inner, {key: value for key, value in state_dict.items() if key != "ringprune"})
         self._share()
         if mode is not None:
             checkpoint.copy(entries, mode.state_like(entries))

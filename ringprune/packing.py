@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ringprune import ops
 
-__all__ = ["flatten", "give_back", "pack", "pack_whole", "unflatten", "unpack"]
+__all__ = ["flatten", "give_back", "no_rows", "pack", "pack_whole", "unflatten", "unpack"]
 
 
 def pack(residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Sequence[int]) -> Tensor:
@@ -64,3 +64,10 @@ def unflatten(outputs: Sequence[Tensor], values: Tensor) -> None:
     """Copy a flat buffer back into a bucket's tensors."""
     for output, part in zip(outputs, torch.split(values, [o.numel() for o in outputs]), strict=True):
         output.copy_(part.view_as(output))
+
+
+def no_rows(table: Tensor) -> Tensor:
+    """A sparse tensor of a table's shape, dtype and device that holds none of its rows."""
+    rows = torch.empty(1, 0, dtype=torch.int64, device=table.device)
+    values = table.new_empty(0, *table.shape[1:], requires_grad=False)
+    return torch.sparse_coo_tensor(rows, values, table.shape, is_coalesced=True, check_invariants=False)

@@ -13,7 +13,7 @@ from ringprune.errors import RankMismatchError
 
 __all__ = ["Bucket", "ParamSpec", "Plan", "Route", "build_plan", "gather_texts", "make_bucket", "shake_hands"]
 
-Route = Literal["packed", "dense"]
+Route = Literal["packed", "dense", "rows"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class ParamSpec:
         dtype: dtype of the parameter and of its gradient.
         device: where it lives.
         group: number of its param group in the wrapped optimizer.
+        sparse: its gradient is sparse, some rows of a table, and travels as such.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ParamSpec:
     dtype: torch.dtype
     device: torch.device
     group: int
+    sparse: bool = False
 
     @property
     def numel(self) -> int:
@@ -41,6 +43,7 @@ class ParamSpec:
 
     def __str__(self) -> str:
         kind = str(self.dtype).removeprefix("torch.")
+        kind += " sparse" if self.sparse else ""
         return f"{self.name!r} {kind} {list(self.shape)} on {self.device.type} in param group {self.group}"
 
 
@@ -50,7 +53,8 @@ class Bucket:
 
     Attributes:
         index: place in the order in which buckets are exchanged.
-        route: ``"packed"`` (values at an agreed index set) or ``"dense"`` (all entries).
+        route: ``"packed"`` (values at an agreed index set), ``"dense"`` (all entries) or ``"rows"`` (the rows of one
+            table that some rank has).
         members: positions in ``Plan.params``.
         offsets: where each member starts in the flat range, and the end: ``len(members) + 1`` numbers.
         dtype: dtype of the values on the wire.
@@ -105,19 +109,21 @@ def build_plan(params: Sequence[ParamSpec], packed: Sequence[bool], bucket_bytes
 
     Packed buckets come first, in reverse order of the parameters, since backward makes the last layer's gradients
     first. What travels dense comes after them: those are small tensors from all over the model, so that their buckets
-    are full only when backward is nearly done.
+    are full only when backward is nearly done. Tables of which rows travel come last, each by itself: mostly they are
+    what the forward pass begins with.
 
     Args:
         params: the parameters in the optimizer's order.
-        packed: for each parameter, whether it travels packed.
+        packed: for each parameter, whether it travels packed, unless its gradient is sparse.
         bucket_bytes: a bucket is closed when its float32 values would exceed this many bytes.
         facts: what else must be equal on every rank, one line each.
     """
     reverse = range(len(params) - 1, -1, -1)
     groups: list[tuple[Route, list[int]]] = []
     for route in ("packed", "dense"):
-        chosen = [i for i in reverse if packed[i] == (route == "packed")]
+        chosen = [i for i in reverse if packed[i] == (route == "packed") and not params[i].sparse]
         groups += [(route, members) for members in _split(params, chosen, bucket_bytes)]
+    groups += [("rows", [i]) for i in reverse if params[i].sparse]
     buckets = tuple(make_bucket(index, route, members, params) for index, (route, members) in enumerate(groups))
     lines = [*facts, f"{len(params)} parameters, buckets of at most {bucket_bytes} bytes"]
     lines += [f"parameter {i} is {spec}" for i, spec in enumerate(params)]

@@ -4,7 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from ringprune.embedding import embedding_of
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.gradient_mode import GradientMode
 from ringprune.mode import Parts
@@ -14,7 +16,7 @@ from ringprune.priority_mode import PriorityMode
 from ringprune.slicing import SlicedPlan, slice_plan
 from ringprune.update_mode import UpdateMode
 
-__all__ = ["check_schedule", "make_mode", "make_plan"]
+__all__ = ["check_schedule", "make_mode", "make_plan", "sparse_parameters"]
 
 
 def make_plan(
@@ -29,6 +31,36 @@ def make_plan(
     whole = [uncut or not param.is_contiguous() for param in params]
     sliced = slice_plan(specs, packed, whole, policy.schedule.slice_bytes, policy.schedule.fuse_bytes, facts)
     return sliced.plan, sliced
+
+
+def sparse_parameters(policy: Policy, model: Any, optimizer: Optimizer, hierarchical: bool) -> set[int]:
+    """The ids of the parameters whose gradients travel as rows: the weights of modules with ``sparse=True``.
+
+    Raises:
+        ArgumentTypeError: ``model`` is no module.
+        ConfigurationError: there is no model to tell, or what was given cannot go with rows; says why.
+    """
+    if policy.rows is None:
+        return set()
+    what = f"policy {policy.name!r} exchanges rows of sparse gradients"
+    if model is None:
+        raise ConfigurationError(
+            f"{what}: give the wrapper model=, whose modules with sparse=True tell which parameters have such"
+        )
+    if not isinstance(model, nn.Module):
+        raise ArgumentTypeError(f"model={model!r}: a torch.nn.Module")
+    if hierarchical:
+        raise ConfigurationError(f"{what}, which hierarchical=True cannot go with: sums inside a node are dense")
+    weights = [getattr(m, "weight", None) for m in model.modules() if getattr(m, "sparse", False) is True]
+    found = {id(weight) for weight in weights if isinstance(weight, Tensor) and weight.dim() > 0}
+    dense = [p for group in optimizer.param_groups for p in group["params"]]
+    dense = [p for p in dense if id(p) not in found and embedding_of(p) is None]
+    if type(optimizer).__name__ == "SparseAdam" and dense:
+        raise ConfigurationError(
+            f"optimizer=SparseAdam has {len(dense)} parameters, such as one of shape {list(dense[0].shape)}, that no "
+            "module of model= with sparse=True has: their gradients are dense. Give those to another optimizer"
+        )
+    return found
 
 
 def check_schedule(
@@ -65,8 +97,9 @@ def check_schedule(
             f"{what}, and {len(strangers)} parameters are not in model=: {', '.join(map(repr, strangers[:5]))}; their "
             "use could not be waited for. Give the module that holds them all"
         )
+    embeddings = [name for name, param, _ in named if embedding_of(param) is not None]
     for name, why in _REASONS.items():
-        if given[name]:
+        if embeddings if name == "a ShardedEmbedding" else given[name]:
             raise ConfigurationError(f"{what}, which {name} cannot go with: {why}")
 
 
@@ -76,17 +109,37 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
     Raises:
         ConfigurationError: updates cannot be summed.
     """
+    if parts.embeddings and (kind := type(parts.inner).__name__) in _DENSE_ONLY:
+        raise ConfigurationError(
+            f"optimizer={kind} takes no sparse gradients; {next(iter(parts.embeddings))!r} is a ShardedEmbedding's: "
+            "give the tables to SparseAdam, Adagrad or SGD, in a wrapper of their own"
+        )
+    wrong = [name for name, table in parts.embeddings.items() if table.average != parts.settings.mean.average]
+    if wrong:
+        asked = "averages" if parts.settings.mean.average else "sums"
+        raise ConfigurationError(
+            f"the wrapper {asked} gradients, and the table of {wrong[0]!r} does not: ShardedEmbedding(average=...)"
+        )
     if parts.policy.local_steps is not None:
+        if parts.embeddings and parts.scale.enabled:
+            raise ConfigurationError(
+                "local_steps with a scaler and a ShardedEmbedding: ranks scale their losses by themselves, and "
+                "gradients of rows are summed over them. Train in bfloat16, without a scaler"
+            )
         if not parts.settings.mean.average:
             raise ConfigurationError("op=Sum with local_steps: what the ranks' weights have moved by is averaged")
         return UpdateMode(parts, statistics)
     return GradientMode(parts) if parts.sliced is None else PriorityMode(parts)
 
 
+_DENSE_ONLY = ("Adadelta", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
+"""Those of torch that raise at their first step on a sparse gradient."""
+
 _REASONS = {
     "scaler": "it decides on all gradients together whether a step is made; train in bfloat16, without a scaler",
     'nonfinite="skip"': "the first layers have made the step before the gradients of all ranks are known",
     "guard": "it judges whole steps",
+    "a ShardedEmbedding": "it pulls rows in the forward pass, when its owners' step has to be over",
     "hierarchical=True": "the order is agreed between ranks, and here nodes exchange",
 }
 

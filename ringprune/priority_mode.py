@@ -73,7 +73,7 @@ class PriorityMode(GradientMode):
         nbytes = [_wire_bytes(bucket, parts.policy) for bucket in buckets]
         dispatch = Dispatch(parts.comm, self.exchange, self.metrics, schedule, nbytes, device)
         # Simulated ranks are threads already, and nothing travels there.
-        threaded = parts.comm.kind != "simulated" and getattr(parts.comm, "threads", True)
+        threaded = parts.comm.kind != "simulated" and parts.comm.threads
         self._driver = Driver(dispatch, device, threaded=threaded)
         self._steps = LayerSteps(parts.inner)
         this = weakref.ref(self)
@@ -122,6 +122,10 @@ class PriorityMode(GradientMode):
         self._gates.keep = self  # a wrapper that is dropped now still makes its step
         self._unfinished = set(range(len(self.plan.buckets)))
         self._left = Counter({i: len(buckets) for i, buckets in enumerate(self._buckets_of)})
+
+    def _bucket_full(self, index: int) -> None:
+        if self._overlap:
+            self._start(index, None)
 
     def _start(self, index: int, factors: Sequence[float] | None) -> None:
         """This rank's own part of a bucket; the driver takes it further."""
@@ -216,6 +220,7 @@ class PriorityMode(GradientMode):
             self._inner._opt_called = True  # type: ignore[attr-defined]
         else:  # after synchronize(): the averages are in place
             super().step()
+            self._compared = True
 
     def settle(self) -> bool:
         """Make what is left of a step, and tell what the ranks have found about it.

@@ -1,13 +1,25 @@
-"""Which tensors travel packed and which dense, and when a packed one is cheaper sent whole."""
+"""Which tensors travel packed, dense or as rows; when a packed one is cheaper sent whole, and which way rows go."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ringprune.plan import ParamSpec
-from ringprune.validation import whole_number
+from ringprune.row_sets import set_words
+from ringprune.validation import one_of, whole_number
 
-__all__ = ["AllDense", "LargeMatrices", "Routing", "sent_whole"]
+__all__ = [
+    "WAYS",
+    "AllDense",
+    "LargeMatrices",
+    "Routing",
+    "Rows",
+    "cheapest",
+    "expected_union",
+    "sent_whole",
+    "way_costs",
+]
 
 PACKED_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -39,7 +51,7 @@ class LargeMatrices:
 
     def packed(self, spec: ParamSpec) -> bool:
         """Whether the parameter travels packed."""
-        return len(spec.shape) > 1 and spec.numel >= self.min_numel and spec.dtype in PACKED_DTYPES
+        return not spec.sparse and len(spec.shape) > 1 and spec.numel >= self.min_numel and spec.dtype in PACKED_DTYPES
 
 
 Routing = AllDense | LargeMatrices
@@ -51,3 +63,72 @@ def sent_whole(density: float) -> bool:
     From a density of 2/3 on selection saves at most a third of the bytes, and costs every rank time.
     """
     return density >= 2 / 3
+
+
+WAYS = ("gather", "dense", "union", "owners")
+"""How rows go, the fewest messages first."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How the gradient of a table travels of which each rank has some rows, as of ``nn.Embedding(sparse=True)``.
+
+    Args:
+        way: ``"gather"``: all ranks' rows to all, summed there. ``"dense"``: an allreduce of the whole table.
+            ``"union"``: an allreduce of the rows that some rank has. ``"owners"``: each row to the rank that owns it,
+            whose sums go to all. ``"auto"``: at each step, and for each table, that of the fewest bytes.
+        values: ``"fp32"``, ``"fp16"`` or ``"bf16"`` on the wire. What rounding drops is lost.
+    """
+
+    way: str = "auto"
+    values: str = "fp32"
+
+    def __post_init__(self) -> None:
+        one_of("way", self.way, ("auto", *WAYS))
+        one_of("values", self.values, ("fp32", "fp16", "bf16"))
+
+
+def expected_union(counts: Sequence[int], length: int, last: tuple[int, int] = (0, 0)) -> float:
+    """How many rows the ranks probably have together.
+
+    Args:
+        counts: rows of each rank.
+        length: rows of the table.
+        last: of the step before, rows that some rank had, and the sum over the ranks; zeros where there was none. The
+            ranks are taken to overlap as they did. Without, as sets drawn at random do.
+    """
+    total = sum(counts)
+    if last[1]:
+        expected = total * last[0] / last[1]
+    else:
+        absent = 1.0
+        for count in counts:
+            absent *= 1 - count / length
+        expected = length * (1 - absent)
+    return min(max(expected, *counts), total, length)
+
+
+def way_costs(counts: Sequence[int], length: int, row_bytes: float, union: float) -> dict[str, float]:
+    """Bytes that each way sends per rank, in units of (P-1)/P, after all ranks know ``counts``.
+
+    Args:
+        counts: rows of each rank, P of them.
+        length: rows of the table.
+        row_bytes: bytes of a row's values.
+        union: rows that the ranks have together, or how many that probably are.
+    """
+    size, total = len(counts), sum(counts)
+    sets = 4.0 * sum(set_words(count, length) for count in counts)
+    back = min(4 * union, 4 * set_words(length, length))
+    return {
+        "gather": sets + row_bytes * total,
+        "dense": sets + 2 * row_bytes * length,
+        "union": sets + 2 * row_bytes * union,
+        # The last term: how many rows each rank has for each, and of how many it has the sums.
+        "owners": (sets + row_bytes * total) / size + back + row_bytes * union + 8 * size,
+    }
+
+
+def cheapest(costs: dict[str, float]) -> str:
+    """The way of the fewest bytes, of several the one of the fewest messages."""
+    return min(WAYS, key=costs.__getitem__)

@@ -48,17 +48,26 @@ class LossScale:
             if param.grad is not None:
                 param.grad.mul_(factor)
 
-    def overflow(self, optimizer: torch.optim.Optimizer, params: Iterable[Tensor], *, stepping: bool) -> None:
-        """A rank's gradients overflowed: let this rank's scaler see it too.
+    def overflow(self, params: Iterable[Tensor]) -> None:
+        """A rank's gradients overflowed: let whoever looks at this rank's see it too.
 
         Args:
-            optimizer: the wrapper.
-            params: its parameters; their gradients become infinite, which is what the scaler looks for.
-            stepping: called from inside ``GradScaler.step``, which has looked already and must look again.
+            params: the wrapper's parameters with dense gradients, which become infinite.
         """
-        if not self.enabled:
+        if self.enabled:
+            for param in params:
+                param.grad = torch.full_like(param, float("inf"))
+
+    def tell(self, optimizer: torch.optim.Optimizer) -> None:
+        """Inside ``GradScaler.step``, which has looked at this rank's gradients: some rank's overflowed.
+
+        A rank may have no gradient that could show it, where it owns none of the rows that did.
+        """
+        if self._scaler is None or not self.enabled:
             return
-        for param in params:
-            param.grad = torch.full_like(param, float("inf"))
-        if stepping and self._scaler is not None:
-            self._scaler._check_inf_per_device(optimizer)
+        found = self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        if not found:
+            device = next((p.device for group in optimizer.param_groups for p in group["params"]), torch.device("cpu"))
+            found[device] = torch.zeros((), device=device)
+        for flag in found.values():
+            flag.fill_(1.0)

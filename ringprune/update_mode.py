@@ -128,7 +128,7 @@ class UpdateMode(Mode):
         grads = [grad.coalesce().values() if grad.is_sparse else grad.detach() for _, grad in held]
         if grads:
             self._count_nonfinite([i for i, _ in held], [grad.contiguous() for grad in grads])
-        findings = self._nonfinite("gradient")
+        findings = self._nonfinite("gradient") + self._bad_rows()
         for finding in findings:
             if self._raises:
                 self._verdict.note_nonfinite(finding)
@@ -147,6 +147,7 @@ class UpdateMode(Mode):
         for grad, factor in zip(grads, factors, strict=True):
             if factor != 1.0:
                 grad.mul_(factor)
+        self._unscale_rows(loss_scale)
 
     # -- an exchange --------------------------------------------------------------------------------------------------
 

@@ -11,11 +11,21 @@ import pytest
 import torch
 from hypothesis import settings
 
+from ringprune.comm.choice import place_open_mpi
+
+place_open_mpi()  # some tests import mpi4py themselves: MPI once ended pytest there, without a word
 settings.register_profile("untimed", settings(), deadline=None)  # first calls compile; and no test asserts a time
 settings.load_profile("untimed")
 
 
-_WITH_RANKS = ("tests/mpi/", "tests/examples/", "tests/exchanges/", "tests/test_documents.py", "_jobs.py::")
+_WITH_RANKS = (
+    "tests/mpi/",
+    "tests/embeddings/",
+    "tests/examples/",
+    "tests/exchanges/",
+    "tests/test_documents.py",
+    "_jobs.py::",
+)
 """Tests whose jobs have several processes: two of those at a time would be too many for two cores."""
 
 

@@ -5,7 +5,9 @@
     __main__, optimizer -> exchange -> policies -> stages -> ops -> csrc
             |                 |                      |
             +---> comm/<x>    +--> comm/communicator <+   (the protocol only)
-    leaves, importable by all: errors, plan, slicing, metrics, compiled, counter_rng, validation, guard
+        prediction: what a policy would take; importable by policies and all above them
+    leaves, importable by all: errors, plan, slicing, metrics, compiled, counter_rng, validation, readers, guard,
+    row_sets
 """
 
 import ast
@@ -13,13 +15,15 @@ from collections.abc import Iterator
 
 __all__ = ["broken_imports", "broken_style", "layer_of"]
 
-LEAVES = {"errors", "plan", "slicing", "metrics", "compiled", "counter_rng", "validation", "guard"}
+LEAVES = {"errors", "plan", "slicing", "metrics", "compiled", "counter_rng", "validation", "readers", "guard"} | {
+    "row_sets"
+}
 STAGES = {"residual", "importance", "selection", "agreement", "packing", "wire", "reduction"} | {
     "local_steps",
     "schedule",
     "sampling",
     "routing",
-    "embedding",
+    "sharding",
 }
 PROTOCOL = "ringprune.comm.communicator"
 # What a layer may import of the package, by layer; a layer that is not named here may import everything.
@@ -29,8 +33,9 @@ ALLOWED = {
     "comm": {"leaf", "protocol", "comm"},
     "ops": {"leaf", "ops"},
     "stage": {"leaf", "protocol", "ops"},
-    "policy": {"leaf", "protocol", "stage", "policy"},
-    "exchange": {"leaf", "protocol", "ops", "stage", "policy", "exchange"},
+    "policy": {"leaf", "protocol", "stage", "policy", "prediction"},
+    "prediction": {"leaf", "protocol", "stage", "policy", "prediction"},
+    "exchange": {"leaf", "protocol", "ops", "stage", "policy", "prediction", "exchange"},
 }
 # Each of these is imported in one file.
 GATES = {
@@ -47,7 +52,7 @@ def layer_of(module: str) -> str:
     if module == PROTOCOL:
         return "protocol"
     first = [*module.split("."), ""][1]
-    folders = {"comm": "comm", "ops": "ops", "policies": "policy", "exchange": "exchange"}
+    folders = {name: name for name in ("comm", "ops", "prediction", "exchange")} | {"policies": "policy"}
     names = dict.fromkeys(LEAVES, "leaf") | dict.fromkeys(STAGES, "stage") | folders
     return names.get(first, "top")
 

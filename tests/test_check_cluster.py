@@ -18,7 +18,7 @@ def rank(i: int, host: str, **changes: object) -> Rank:
     plain = Rank(
         i, host, machine=host, local_rank=0, cores=(0, 1), threads="1", thread_level="multiple", versions=versions
     )
-    return replace(plain, **changes)  # type: ignore[arg-type]
+    return replace(plain, **changes)
 
 
 RANKS = [rank(i, host) for i, host in enumerate(HOSTS)]

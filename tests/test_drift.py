@@ -119,7 +119,7 @@ def test_local_weights_may_differ_and_shared_ones_may_not() -> None:
         run(model, optimizer, comm.rank, 5)  # in the middle of an interval: weights differ
         assert optimizer._mode is not None
         with torch.no_grad():
-            optimizer._mode._shared[0][0, 0] += comm.rank == 2  # type: ignore[union-attr]
+            optimizer._mode._shared[0][0, 0] += comm.rank == 2
         with pytest.raises(rp.RankMismatchError) as caught:
             run(model, optimizer, comm.rank, 1, start=5)
         return str(caught.value)

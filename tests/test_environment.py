@@ -41,7 +41,7 @@ class Machine:
 
     def _run(self, log: object) -> str:
         self.runs += 1
-        log.call(self.command, {"GREETING": "hello"}, seconds=20)  # type: ignore[attr-defined]
+        log.call(self.command, {"GREETING": "hello"}, seconds=20)
         return "done"
 
 

@@ -57,7 +57,7 @@ class Attention(nn.Module):
 def test_at_first_everything_is_waited_for_before_the_model_runs() -> None:
     log = Log(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)))
     seen: list[list[str]] = []
-    log.gates._model[0].register_forward_pre_hook(lambda module, args: seen.append(list(log.arrived)))  # type: ignore[index]
+    log.gates._model[0].register_forward_pre_hook(lambda module, args: seen.append(list(log.arrived)))
     log.during(lambda: log.gates._model(torch.ones(1, 4)))
     assert seen == [log.names]
 

@@ -376,7 +376,7 @@ def test_hooks_that_are_there_already_see_parameters_after_the_step() -> None:
     """weight_norm computes the weight in a hook of its own: the gates have to come before."""
 
     def normed() -> nn.Module:
-        layer: nn.Module = make_model()[0]  # type: ignore[index]
+        layer: nn.Module = make_model()[0]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.nn.utils.weight_norm(layer)
@@ -457,7 +457,7 @@ def test_no_gradient_is_kept_once_its_step_was_made() -> None:
         run(model, optimizer, comm.rank, 3)
         optimizer.synchronize()
         assert optimizer._mode is not None
-        assert not optimizer._mode._outputs  # type: ignore[union-attr]
+        assert not optimizer._mode._outputs
         assert all(param.grad is None for param in model.parameters())
 
     rp.simulate(2, rank, timeout=60)

@@ -142,7 +142,7 @@ def test_all_ranks_start_the_same_messages_in_the_same_order_whatever_is_ready_w
     def rank(comm: Communicator) -> tuple[list[int], int]:
         exchange = FakeExchange(comm, nbytes, turns)
         metrics = Metrics(comm.traffic, 1)
-        dispatch = Dispatch(comm, exchange, metrics, LayerPriority(4, credit, 0), nbytes, CPU)  # type: ignore[arg-type]
+        dispatch = Dispatch(comm, exchange, metrics, LayerPriority(4, credit, 0), nbytes, CPU)
         for _ in range(2):
             exchange.turns, exchange.handles = list(turns), {}
             exchange.started.clear()
@@ -168,8 +168,8 @@ def test_with_one_rank_ready_buckets_leave_by_priority_within_the_credit() -> No
         exchange = FakeExchange(comm, [4, 4, 4], [1, 1, 1])
         slow = {1: False}
         done = exchange.reduced
-        exchange.reduced = lambda index: slow.get(index, True) and done(index)  # type: ignore[method-assign]
-        dispatch = Dispatch(comm, exchange, Metrics(comm.traffic, 1), LayerPriority(4, 4, 0), [4, 4, 4], CPU)  # type: ignore[arg-type]
+        exchange.reduced = lambda index: slow.get(index, True) and done(index)
+        dispatch = Dispatch(comm, exchange, Metrics(comm.traffic, 1), LayerPriority(4, 4, 0), [4, 4, 4], CPU)
         dispatch.begin([2, 1, 0], Over)
         dispatch.ready(1)
         while dispatch.progress():

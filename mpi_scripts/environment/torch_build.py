@@ -29,7 +29,7 @@ def facts(choices: Choices) -> object:
 def install(log: Log, choices: Choices) -> str:
     """Install the pinned torch; before CUDA packages come, say so."""
     index = os.environ.get("TORCH_INDEX")
-    wanted = [*pins()["torch"], *(["--index-url", index] if index else [])]
+    wanted = [*pins()["torch"], *(["-i", index] if index else [])]
     if "torch" in installed():
         wanted.append("--force-reinstall")
     count = _cuda_packages(log, wanted)

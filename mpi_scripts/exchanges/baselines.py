@@ -48,7 +48,7 @@ class _Horovod(_Dense):
         )
 
     def run(self, loss: Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._optimizer.synchronize()
         self._steps += 1
 
@@ -71,7 +71,7 @@ class _DistributedDataParallel(_Dense):
         return loss
 
     def run(self, loss: Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._steps += 1
 
 

@@ -3,12 +3,14 @@
 import os
 import platform
 import socket
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
 from exchanges.errors import CannotRun
 
-__all__ = ["Job", "current_job", "started_by"]
+__all__ = ["Job", "current_job", "in_job", "started_by"]
 
 RING = "4"
 """Open MPI's number of the ring allreduce."""
@@ -162,3 +164,22 @@ def current_job() -> Job:
         return _TorchJob() if started_by(os.environ) == "torch" else _MpiJob()
     except ImportError as error:
         raise CannotRun(f"{error}; ringprune doctor says what is missing") from error
+
+
+@contextmanager
+def in_job() -> Iterator[Job]:
+    """The job this process is a rank of; an error inside ends all ranks, which would wait for this one.
+
+    Raises:
+        CannotRun: what is needed for it is not installed, or cannot run in it; on all ranks alike.
+    """
+    job = current_job()
+    try:
+        yield job
+    except CannotRun:
+        raise
+    except Exception:
+        traceback.print_exc()
+        job.abort()
+    finally:
+        job.close()

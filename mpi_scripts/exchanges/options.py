@@ -3,15 +3,15 @@
 import argparse
 import difflib
 import math
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from emulated_cluster import bits_per_second
 from models import PUBLISHED
 
 from exchanges.choice import COMMUNICATORS, FORMATS, Choice
 from exchanges.methods import DEFAULTS, METHODS, Unknown, named
+from exchanges.words import link_rate, listed
+from ringprune.readers import at_least, share, target
 
 __all__ = ["SECONDS", "choice_of", "parsed"]
 
@@ -90,10 +90,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     what = parser.add_argument_group("what is compared (lists are separated by commas)")
     what.add_argument(
-        "--models", type=_listed(_model), default=["resnet50"], metavar="M,..", help=f"{', '.join(PUBLISHED)}; resnet50"
+        "--models", type=listed(_model), default=["resnet50"], metavar="M,..", help=f"{', '.join(PUBLISHED)}; resnet50"
     )
     what.add_argument(
-        "--methods", type=_listed(str), default=DEFAULTS, metavar="M,..", help="see --list-methods; all but the peer's"
+        "--methods", type=listed(str), default=DEFAULTS, metavar="M,..", help="see --list-methods; all but the peer's"
     )
     what.add_argument("--list-methods", action=_ListMethods, help="show every method and leave")
     what.add_argument(
@@ -101,35 +101,42 @@ def _parser() -> argparse.ArgumentParser:
     )
     ours = parser.add_argument_group("RingPrune's methods")
     ours.add_argument("--communicator", choices=COMMUNICATORS, default="mpi", help="what carries them; mpi")
-    ours.add_argument("--density", type=_share, default=0.01, metavar="D", help="share of entries sent; 0.01")
+    ours.add_argument("--density", type=share, default=0.01, metavar="D", help="share of entries sent; 0.01")
     ours.add_argument("--values", choices=FORMATS, help="format of packed values; the policy's own")
     ours.add_argument("--dense-values", choices=FORMATS, help="format of tensors that travel whole; the policy's own")
     where = parser.add_argument_group("where")
-    where.add_argument("--rates", type=_listed(_rate), metavar="R,..", help="100mbit, 2.5gbit, unlimited; 1gbit")
-    where.add_argument("--ranks", type=_listed(_ranks), metavar="P,..", help="ranks, one per emulated host; 4")
+    where.add_argument("--rates", type=listed(link_rate), metavar="R,..", help="100mbit, 2.5gbit, unlimited; 1gbit")
+    where.add_argument(
+        "--ranks",
+        type=listed(at_least(2, such_as="; one alone sends nothing")),
+        metavar="P,..",
+        help="ranks, one per emulated host; 4",
+    )
     where.add_argument(
         "--simulate-ranks",
-        type=_listed(_ranks),
+        type=listed(at_least(2, such_as="; one alone sends nothing")),
         metavar="P,..",
         help="count bytes on simulated ranks; without --rates and --ranks nothing else",
     )
     where.add_argument(
         "--simulate-entries",
-        type=_whole,
+        type=at_least(1),
         default=SIMULATED_ENTRIES,
         metavar="N",
         help="of larger models the first rows of each tensor are simulated, about N entries in all; 1e6",
     )
     how = parser.add_argument_group("how")
-    how.add_argument("--steps", type=_whole, default=5, metavar="N", help="steps that are timed; 5")
-    how.add_argument("--warmup", type=_whole, default=2, metavar="N", help="steps before them; 2")
+    how.add_argument("--steps", type=at_least(1), default=5, metavar="N", help="steps that are timed; 5")
+    how.add_argument("--warmup", type=at_least(1), default=2, metavar="N", help="steps before them; 2")
     how.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, gradients and roots; 0")
     how.add_argument("--time-limit", type=float, default=SECONDS, metavar="S", help="seconds for each job; 600")
     how.add_argument(
         "--within", type=float, default=math.inf, metavar="S", help="begin no job later than this, and end the last one"
     )
     results = parser.add_argument_group("results")
-    results.add_argument("--json", type=_file, metavar="FILE", help="write the rows for programs; - is standard output")
+    results.add_argument(
+        "--json", type=target, metavar="FILE", help="write the rows for programs; - is standard output"
+    )
     results.add_argument("--plot", type=_picture, metavar="FILE", help="draw seconds against rate, bytes against ranks")
     return parser
 
@@ -159,26 +166,11 @@ def _check(options: argparse.Namespace, inside: bool) -> None:
         raise ValueError("--rates: in a job that is there the links have one rate; name it, or leave it out")
 
 
-def _listed(of: Callable[[str], object]) -> Callable[[str], list[object]]:
-    def read(text: str) -> list[object]:
-        return [of(word.strip()) for word in dict.fromkeys(text.split(",")) if word.strip()] or [of(text)]
-
-    return read
-
-
 def _model(text: str) -> str:
     if text not in PUBLISHED:
         near = difflib.get_close_matches(text, PUBLISHED, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise argparse.ArgumentTypeError(f"{text!r}: one of {', '.join(PUBLISHED)}{hint}")
-    return text
-
-
-def _rate(text: str) -> str:
-    try:
-        bits_per_second(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
     return text
 
 
@@ -189,41 +181,8 @@ def _peer(text: str) -> str:
     return text
 
 
-def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = math.nan
-    if not 0 < share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number above 0 and at most 1, such as 0.01")
-    return share
-
-
-def _whole(text: str) -> int:
-    try:
-        number = int(float(text)) if float(text).is_integer() else 0
-    except (ValueError, OverflowError):
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: a whole number of at least 1")
-    return number
-
-
-def _ranks(text: str) -> int:
-    if (number := _whole(text)) < 2:
-        raise argparse.ArgumentTypeError(f"{text!r}: at least 2 ranks, one alone sends nothing")
-    return number
-
-
-def _file(text: str) -> str:
-    path = Path(text)
-    if text != "-" and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-        raise argparse.ArgumentTypeError(f"{text!r}: a file in a folder that exists and can be written to, or -")
-    return text
-
-
 def _picture(text: str) -> Path:
-    path = Path(_file(text))
+    path = Path(target(text))
     if path.suffix not in (".png", ".pdf", ".svg"):
         raise argparse.ArgumentTypeError(f"{text!r}: a file ending in .png, .pdf or .svg")
     return path

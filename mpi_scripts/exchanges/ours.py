@@ -41,7 +41,7 @@ class RingPrune:
 
     def run(self, loss: Tensor) -> None:
         """Backward, in which exchanges start, and the rest of the exchange; no step is made."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._optimizer.synchronize()
 
     def account(self) -> Account:

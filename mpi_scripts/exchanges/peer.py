@@ -47,7 +47,7 @@ class _Peer:
         return loss
 
     def run(self, loss: Tensor) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         named = {
             name: parameter.grad for name, parameter in self._module.named_parameters() if parameter.grad is not None
         }

@@ -34,7 +34,7 @@ class Busy:
         return Busy(
             self.wall - before.wall,
             self.own - before.own,
-            self.machine - before.machine if known else None,  # type: ignore[operator]
+            self.machine - before.machine if known else None,
         )
 
 

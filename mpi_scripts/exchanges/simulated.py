@@ -86,4 +86,4 @@ def _simulate(method: Method, choice: Choice, ranks: int, shapes: Mapping[str, t
 
 def _step(before: Account, after: Account) -> Step:
     assert None not in (before.sent, before.values, after.sent, after.values)
-    return Step(math.nan, {}, after.sent - before.sent, after.values - before.values, None, NOBODY)  # type: ignore[operator]
+    return Step(math.nan, {}, after.sent - before.sent, after.values - before.values, None, NOBODY)

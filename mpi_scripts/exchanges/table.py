@@ -7,7 +7,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-__all__ = ["footer", "print_whole", "show"]
+__all__ = ["Column", "footer", "print_rows", "print_whole", "show"]
 
 Row = dict[str, Any]
 NONE = "-"
@@ -62,6 +62,28 @@ def show(rows: Sequence[Row], console: Console) -> None:
         print_whole(table, console)
     console.print(LEGEND, markup=False, highlight=False, soft_wrap=True)
     console.print("\n" + "\n".join(footer(rows)), markup=False, highlight=False, soft_wrap=True)
+
+
+Column = tuple[str, str, str, float]
+"""Heading, key of the row, format of its value, and what that is multiplied by."""
+
+LEFT = ("rate", "method")
+
+
+def print_rows(columns: Sequence[Column], rows: Sequence[dict[str, Any]], title: str, console: Console) -> None:
+    """Rows under a title, text to the left and numbers to the right."""
+    table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1), title_justify="left")
+    for heading, *_ in columns:
+        table.add_column(heading, justify="left" if heading in LEFT else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(_written(row[key], form, scale) for _, key, form, scale in columns))
+    print_whole(table, console)
+
+
+def _written(value: Any, form: str, scale: float) -> str:
+    if value is None:
+        return NONE
+    return format(value * scale, form) if form else str(value)
 
 
 def print_whole(table: Table, console: Console) -> None:

@@ -9,10 +9,11 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[1:1] = [str(HERE.parent), str(HERE.parent.parent / "examples")]
 
-from models import PUBLISHED  # noqa: E402
-from models.lstm_lm import lstm_lm  # noqa: E402
-from replays.counted import counted, meta  # noqa: E402
-from replays.profile import write  # noqa: E402
+from models import PUBLISHED
+from models.lstm_lm import lstm_lm
+from replays.counted import counted, meta
+
+from ringprune.profiles.format import write
 
 # Half of a Quadro P4000's 5.3 TFLOP/s in float32, the GPU of the P3 paper.
 FLOPS = 2.65e12

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from replays.profile import Layer, Profile
+from ringprune.profiles.format import Layer, Profile
 
 __all__ = ["counted"]
 

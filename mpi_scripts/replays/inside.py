@@ -13,8 +13,8 @@ from exchanges.rows import facts
 from replays.measure import Seen, Sizes, replay
 from replays.methods import ALONE, HOROVOD, Method, named
 from replays.model import Event
-from replays.profile import Profile, read
 from replays.rows import Timing, row_of
+from ringprune.profiles.format import Profile, read
 
 __all__ = ["rows"]
 

@@ -11,7 +11,7 @@ from exchanges.processors import Busy
 
 from replays.methods import Method
 from replays.model import Event, Waiting
-from replays.profile import Profile
+from ringprune.profiles.format import Profile
 
 __all__ = ["Seen", "Sizes", "replay"]
 
@@ -91,5 +91,5 @@ def replay(
 
 def _iterate(model: Waiting, step: Callable[[], None], iterations: int) -> None:
     for _ in range(iterations):
-        model().backward()  # type: ignore[no-untyped-call]
+        model().backward()
         step()

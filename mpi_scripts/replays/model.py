@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from replays.profile import Layer, Profile
+from ringprune.profiles.format import Layer, Profile
 
 __all__ = ["Event", "Nothing", "Waiting"]
 
 Event = tuple[str, str, float, float]
 """What was done (``"forward"``, ``"backward"``, ``"network"``), in which layer or message, when it began and ended."""
+
+MATRIX = 2048
+"""Entries from which on a tensor is made a matrix, which policies pack: a profile tells no shapes."""
 
 Note = Callable[[Event], None]
 
@@ -47,8 +50,9 @@ class WaitingLayer(nn.Module):
         super().__init__()
         self.name, self._note = layer.name, note
         self.forward_seconds, self.backward_seconds = 1e-3 * scale * layer.forward_ms, 1e-3 * scale * layer.backward_ms
-        self.tensors = nn.ParameterList(nn.Parameter(torch.zeros(numel)) for numel in layer.parameters)
-        self.gradients = [torch.full((numel,), 1e-3) for numel in layer.parameters]
+        shapes = [(1, numel) if numel >= MATRIX else (numel,) for numel in layer.parameters]
+        self.tensors = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for shape in shapes)
+        self.gradients = [torch.full(shape, 1e-3) for shape in shapes]
 
     def forward(self, x: Tensor) -> Tensor:
         """Wait, and give on what came."""
@@ -82,7 +86,7 @@ class Waiting(nn.Module):
 
     def forward(self) -> Tensor:
         """The loss."""
-        out: Tensor = self.layers(self.start.clone().requires_grad_()).sum()  # type: ignore[operator]
+        out: Tensor = self.layers(self.start.clone().requires_grad_()).sum()
         return out
 
     def note(self, event: Event) -> None:

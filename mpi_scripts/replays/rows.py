@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median, stdev
 from typing import Any
 
-from replays.profile import Profile
+from ringprune.profiles.format import Profile
 
 __all__ = ["Row", "Timing", "row_of"]
 

@@ -3,14 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from exchanges.table import print_whole
-from rich.box import SIMPLE_HEAD
+from exchanges.table import print_rows
 from rich.console import Console
-from rich.table import Table
 
 __all__ = ["show"]
-
-NONE = "-"
 
 COLUMNS = (
     ("rate", "rate", "", 1),
@@ -44,17 +40,6 @@ def show(rows: Sequence[dict[str, Any]], console: Console) -> None:
         title = (
             f"{model}: {first['entries']:,} entries, {first['ranks']} ranks, times divided by {first['time_scale']:g}"
         )
-        table = Table(title=title, box=SIMPLE_HEAD, padding=(0, 1), title_justify="left")
-        for heading, *_ in COLUMNS:
-            table.add_column(heading, justify="left" if heading in ("rate", "method") else "right", no_wrap=True)
-        for row in these:
-            table.add_row(*(_cell(row[key], form, scale) for _, key, form, scale in COLUMNS))
-        print_whole(table, console)
+        print_rows(COLUMNS, these, title, console)
         console.print(f"{model}: {first['provenance']}\n", markup=False, highlight=False, soft_wrap=True)
     console.print(LEGEND, markup=False, highlight=False, soft_wrap=True)
-
-
-def _cell(value: Any, form: str, scale: float) -> str:
-    if value is None:
-        return NONE
-    return format(value * scale, form) if form else str(value)

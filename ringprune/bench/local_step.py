@@ -110,7 +110,7 @@ class _Timed:
 
     def __init__(self, comm: Communicator) -> None:
         self._comm = comm
-        self.kind, self.rank, self.size = comm.kind, comm.rank, comm.size
+        self.kind, self.rank, self.size, self.threads = comm.kind, comm.rank, comm.size, comm.threads
         self.abilities, self.traffic = comm.abilities, comm.traffic
         self.seconds = 0.0
 
@@ -138,6 +138,9 @@ class _Timed:
 
     def divide(self, device: torch.device = CPU) -> Nodes:
         return self._comm.divide(device)
+
+    def duplicate(self) -> Communicator:
+        return self._comm.duplicate()
 
     def close(self) -> None:
         self._comm.close()

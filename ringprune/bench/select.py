@@ -2,8 +2,6 @@
 
 import argparse
 import json
-import math
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,6 +16,7 @@ from ringprune.bench import machine, table
 from ringprune.bench.bucket import Case
 from ringprune.bench.measure import DENSITIES, SIZES, Budget, cases, measure
 from ringprune.errors import ConfigurationError, RingPruneError
+from ringprune.readers import above_zero, at_least, share, target
 
 __all__ = ["add_command"]
 
@@ -57,17 +56,21 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to compute; cpu")
-    parser.add_argument("--threads", type=_whole, metavar="N", help="CPU threads; as many as there are cores")
+    parser.add_argument("--threads", type=at_least(1), metavar="N", help="CPU threads; as many as there are cores")
     parser.add_argument("--cases", nargs="+", choices=CASES, metavar="CASE", help="which of them; all")
     parser.add_argument(
-        "--sizes", nargs="+", type=_size, metavar="N", help="entries of flat and cold; 1e5 1e6 1e7 2.5e7"
+        "--sizes",
+        nargs="+",
+        type=at_least(1, 2**31, " and below 2**31, such as 1000000 or 1e6"),
+        metavar="N",
+        help="entries of flat and cold; 1e5 1e6 1e7 2.5e7",
     )
     parser.add_argument(
-        "--densities", nargs="+", type=_density, metavar="D", help="shares selected; 0.001 0.01 0.05 (cold: 0.01)"
+        "--densities", nargs="+", type=share, metavar="D", help="shares selected; 0.001 0.01 0.05 (cold: 0.01)"
     )
     length = parser.add_mutually_exclusive_group()
-    length.add_argument("--repetitions", type=_whole, metavar="N", help="repetitions of each case, slow calls too")
-    length.add_argument("--seconds", type=_seconds, metavar="S", help="seconds of repetitions in each case; 6")
+    length.add_argument("--repetitions", type=at_least(1), metavar="N", help="repetitions of each case, slow calls too")
+    length.add_argument("--seconds", type=above_zero, metavar="S", help="seconds of repetitions in each case; 6")
     length.add_argument(
         "--quick", action="store_true", help="1e5 entries at 1 %%, 5 repetitions, no resnet50 unless named"
     )
@@ -76,7 +79,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "--allow-reference", action="store_true", help="measure even where the ops run in torch, not compiled"
     )
     parser.add_argument(
-        "--json", type=_target, metavar="FILE", help="write the rows to FILE for programs; - is standard output"
+        "--json", type=target, metavar="FILE", help="write the rows to FILE for programs; - is standard output"
     )
     parser.set_defaults(run=_run)
 
@@ -172,51 +175,3 @@ def _device(options: argparse.Namespace) -> torch.device:
     if not compiled:
         print(f"{REFERENCE} ({options.device})", file=sys.stderr)
     return torch.device(options.device)
-
-
-def _target(text: str) -> str:
-    path = Path(text)
-    if text != "-" and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-        raise argparse.ArgumentTypeError(f"{text!r}: a file in a folder that exists and can be written to, or -")
-    return text
-
-
-def _whole(text: str) -> int:
-    return _at_least_one(text, "a whole number of at least 1")
-
-
-def _size(text: str) -> int:
-    return _at_least_one(text, "a whole number of at least 1 and below 2**31, such as 1000000 or 1e6", 2**31)
-
-
-def _at_least_one(text: str, allowed: str, below: float = float("inf")) -> int:
-    number = _number(text, allowed)
-    if number != int(number) or not 1 <= number < below:
-        raise argparse.ArgumentTypeError(f"{text!r}: {allowed}")
-    return int(number)
-
-
-def _density(text: str) -> float:
-    allowed = "a number above 0 and at most 1, such as 0.01"
-    return _between(text, allowed, 1.0)
-
-
-def _seconds(text: str) -> float:
-    return _between(text, "a number above 0", 1e6)
-
-
-def _between(text: str, allowed: str, most: float) -> float:
-    number = _number(text, allowed)
-    if not 0 < number <= most:
-        raise argparse.ArgumentTypeError(f"{text!r}: {allowed}")
-    return number
-
-
-def _number(text: str, allowed: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise argparse.ArgumentTypeError(f"{text!r}: {allowed}")
-    return number

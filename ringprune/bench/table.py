@@ -70,7 +70,7 @@ def _show_richly(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> boo
     for line in lines:
         table.add_row(*line)
     console = Console()
-    if console.measure(table).minimum > console.width:
+    if console.measure(table, options=console.options.update(width=10_000)).maximum > console.width:
         return False  # a line that wraps can be read; columns that are cut short cannot
     console.print(table)
     return True

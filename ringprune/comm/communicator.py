@@ -91,6 +91,7 @@ class Communicator(Protocol):
         size: number of ranks.
         abilities: the calls that work here; ``shift`` needs point-to-point messages, ``divide`` groups of some ranks.
         traffic: the byte counter.
+        threads: whether calls may come from several threads, one at a time.
     """
 
     kind: str
@@ -98,6 +99,7 @@ class Communicator(Protocol):
     size: int
     abilities: frozenset[Ability]
     traffic: Traffic
+    threads: bool
 
     def broadcast(self, tensor: Tensor, root: int, *, name: str) -> Handle:
         """Overwrite ``tensor`` on every rank with the one on rank ``root``; the handle returns ``tensor``."""
@@ -147,6 +149,16 @@ class Communicator(Protocol):
 
         Raises:
             ConfigurationError: on all ranks, where the library was not started for groups; says how to.
+        """
+        ...
+
+    def duplicate(self) -> "Communicator":
+        """Another communicator of the same ranks, whose messages do not meet those of this one; all ranks call this.
+
+        For what sends at other times than the exchange. It is closed with this one, and counts its own bytes.
+
+        Raises:
+            ConfigurationError: on all ranks, where the library cannot make one.
         """
         ...
 

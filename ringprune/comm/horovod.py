@@ -74,6 +74,9 @@ class HorovodCommunicator(CheckedCommunicator):
         own = next((part for part in wanted if hvd.rank() in part), None)
         return None if own is None else HorovodCommunicator(known[own], self._waiter.timeout)
 
+    def _duplicate(self) -> "HorovodCommunicator":
+        return HorovodCommunicator(self._process_set, self._waiter.timeout)
+
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
         try:
             number = self._enqueue(call, tensor)

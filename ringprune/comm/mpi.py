@@ -71,15 +71,11 @@ class MpiCommunicator(CheckedCommunicator):
         self._mpi.Set_errhandler(MPI.ERRORS_RETURN)
         super().__init__(self._mpi.Get_rank(), self._mpi.Get_size())
         self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (MPI.Exception,), LONGEST_PAUSE)
+        self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE  # others may call MPI from theirs
         self._cuda_aware = flag("cuda_aware", cuda_aware)
         self._staging = Staging(self._request, CudaCopies())
         atexit.register(self._end)  # mpi4py shuts MPI down later, at its own exit
         _abort_after_uncaught_errors()
-
-    @property
-    def threads(self) -> bool:
-        """Whether this MPI was started for calls from several threads."""
-        return bool(MPI.Query_thread() == MPI.THREAD_MULTIPLE)
 
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
         if self.size == 1:
@@ -168,6 +164,10 @@ class MpiCommunicator(CheckedCommunicator):
         part = MpiCommunicator(split, self._waiter.timeout, self._cuda_aware)
         split.Free()  # it works on a duplicate
         return part
+
+    def _duplicate(self) -> "MpiCommunicator":
+        self._staging.start_all()
+        return MpiCommunicator(self._mpi, self._waiter.timeout, self._cuda_aware)
 
     def _release(self) -> None:
         atexit.unregister(self._end)

@@ -50,3 +50,6 @@ class OutsideCommunicator(CheckedCommunicator):
 
     def _make_parts(self, parts: Sequence[Sequence[int]]) -> CheckedCommunicator | None:
         self._refuse("divide", "hosts")
+
+    def _duplicate(self) -> "OutsideCommunicator":
+        return OutsideCommunicator(self.kind)

@@ -103,6 +103,10 @@ class SimulatedCommunicator(CheckedCommunicator):
             return None
         return SimulatedCommunicator(self._group.part(own, self._times), own.index(self.rank), self._number)
 
+    def _duplicate(self) -> "SimulatedCommunicator":
+        self._times += 1
+        return SimulatedCommunicator(self._group.part(tuple(range(self.size)), self._times), self.rank, self._number)
+
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
         return _SimulatedHandle(self._group, self.rank, self._group.enter(self.rank, call, tensor), into)
 

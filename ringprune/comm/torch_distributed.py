@@ -178,6 +178,16 @@ class TorchCommunicator(CheckedCommunicator):
         made._own = True
         return made
 
+    def _duplicate(self) -> "TorchCommunicator":
+        if self.size < dist.get_world_size():
+            raise ConfigurationError(
+                "a process group that leaves out ranks of the job cannot be duplicated: torch.distributed makes groups "
+                "with all ranks only; make another one with dist.new_group() and connect to that"
+            )
+        made = TorchCommunicator(_new_group(self._group, self._waiter.timeout), self._waiter.timeout)
+        made._own = True
+        return made
+
     def _release(self) -> None:
         group = self._group
         self._leave()

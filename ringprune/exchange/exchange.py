@@ -21,6 +21,7 @@ from ringprune.exchange.node import NodeLane
 from ringprune.exchange.own import OwnLane
 from ringprune.exchange.packed import PackedLane
 from ringprune.exchange.rotation import Rotation
+from ringprune.exchange.rows import RowsLane
 from ringprune.exchange.start_check import check_start
 from ringprune.exchange.watch import Watch
 from ringprune.guard import Guard
@@ -33,7 +34,7 @@ from ringprune.routing import sent_whole
 
 __all__ = ["Exchange"]
 
-PER_TENSOR = ("rms", "relevance", "guard")
+PER_TENSOR = ("rms", "relevance", "guard", "overlap")
 """What is kept of a tensor as a whole; all else has its shape."""
 
 _log = logging.getLogger("ringprune")
@@ -60,6 +61,7 @@ class Exchange:
 
     Attributes:
         step: exchanges made; the counter behind roots, exploration and warm-up.
+        checked: whether all ranks are known to have started alike; until then :meth:`begin` waits for the others.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class Exchange:
         guard: Guard | None = None,
     ) -> None:
         self.step = 0
-        self._plan, self._checked = plan, False
+        self._plan, self.checked = plan, False
         ring = RingChoice(0, "our ring, as asked for") if policy.reduction == "ring" else RingChoice.never()
         rotation = Rotation(plan, policy.turns) if policy.turns > 1 else None
         # With a schedule no step is taken back, and gradients are handed over.
@@ -105,9 +107,9 @@ class Exchange:
         setting = self._setting
         density = setting.policy.density
         setting.metrics.begin(density.at(self.step), steady=density.steady(self.step), steps=steps)
-        if not self._checked:
+        if not self.checked:
             self.check_weights()
-            self._checked = True
+            self.checked = True
             if self._measures:
                 setting.ring = self._choose_ring()
 
@@ -131,6 +133,8 @@ class Exchange:
         """Bytes of a bucket's float32 sum after warm-up."""
         policy = self._setting.policy
         packed = bucket.route == "packed"
+        if bucket.route == "rows" and policy.rows is not None and policy.rows.way in ("gather", "owners"):
+            return 0.0
         if (policy.values if packed else policy.dense_values) != "fp32":
             return 0.0
         return 4 * bucket.numel * (policy.density.target if packed else 1.0)
@@ -185,7 +189,8 @@ class Exchange:
         """Wait for the reductions, write the averages, and let the step take effect.
 
         Args:
-            outputs: one contiguous tensor per parameter of the Plan; all of it is overwritten.
+            outputs: one contiguous tensor per parameter of the Plan, a sparse one where rows travel; all of it is
+                overwritten.
         """
         for lane in self._lanes:
             lane.finish([outputs[i] for i in lane.bucket.members])
@@ -308,6 +313,11 @@ class Exchange:
                 total = {name: total[name] + count for name, count in lane.residual.hints.counts().items()}
         return total
 
+    def ways(self) -> dict[str, dict[str, int]]:
+        """How many steps the rows of each table have gone each way."""
+        lanes = [lane for lane in self._lanes if isinstance(lane, RowsLane)]
+        return {self._plan.params[lane.bucket.members[0]].name: dict(lane.taken) for lane in lanes}
+
     def bytes_by_parameter(self) -> dict[str, dict[Content, float]]:
         """Bytes sent of each parameter, by content; they add up to those of all.
 
@@ -342,11 +352,13 @@ class Exchange:
         """The state was overwritten from a checkpoint made after ``step`` exchanges; check again before going on."""
         self.forget()
         self.step = step
-        self._checked = False
+        self.checked = False
 
 
-def _kind(bucket: Bucket, policy: Policy) -> type[PackedLane | RoundedLane | DenseLane]:
+def _kind(bucket: Bucket, policy: Policy) -> type[PackedLane | RoundedLane | DenseLane | RowsLane]:
     """The way that a bucket takes."""
+    if bucket.route == "rows":
+        return RowsLane
     if bucket.route == "packed":
         if policy.index_sets == "balanced":
             return BalancedLane

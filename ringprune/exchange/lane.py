@@ -142,7 +142,7 @@ class Lane(ABC):
     def look_ahead(self, step: int) -> None:  # noqa: B027 - most lanes do not
         """Begin with what can be done of ``step`` before its gradients are there."""
 
-    def forget(self) -> None:  # noqa: B027
+    def forget(self) -> None:  # noqa: B027 - most lanes have begun nothing
         """Forget what was begun ahead; on all ranks."""
 
     def settle(self) -> None:  # noqa: B027 - most lanes have nothing under way then

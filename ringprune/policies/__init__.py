@@ -11,6 +11,7 @@ from ringprune.policies.iwp import IWP
 from ringprune.policies.mipd import MIPD
 from ringprune.policies.oktopk import OkTopk
 from ringprune.policies.p3 import P3
+from ringprune.policies.parallax import Parallax
 from ringprune.policies.policy import Policy
 from ringprune.policies.random_k import RandomK
 from ringprune.policies.scalecom import ScaleCom
@@ -24,6 +25,7 @@ __all__ = [
     "POLICIES",
     "Dense",
     "OkTopk",
+    "Parallax",
     "Policy",
     "RandomK",
     "ScaleCom",
@@ -39,6 +41,7 @@ POLICIES: dict[str, Callable[[], Policy]] = {
     "mipd": MIPD,
     "oktopk": OkTopk,
     "p3": P3,
+    "parallax": Parallax,
     "random_k": RandomK,
     "scalecom": ScaleCom,
     "slim_dp": SlimDP,

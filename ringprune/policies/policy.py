@@ -9,7 +9,7 @@ from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.importance import Score
 from ringprune.local_steps import LocalSteps
 from ringprune.residual import Clipping
-from ringprune.routing import Routing
+from ringprune.routing import Routing, Rows
 from ringprune.schedule import LayerPriority
 from ringprune.selection import Density
 from ringprune.validation import flag, one_of, real_number, whole_number
@@ -80,6 +80,8 @@ class Policy:
         turns: groups of packed tensors that take turns: each is exchanged at every ``turns``-th step (MIPD: 2).
         schedule: send what the next forward pass needs first before the rest, across the barrier between two steps
             (P3); None sends as gradients come.
+        rows: how gradients of embeddings with ``sparse=True`` travel, as rows, beside all others; they stay sparse
+            (Parallax). None makes them dense.
     """
 
     name: str
@@ -106,6 +108,7 @@ class Policy:
     smoothing: float = 0.0
     turns: int = 1
     schedule: LayerPriority | None = None
+    rows: Rows | None = None
 
     def __post_init__(self) -> None:
         for name, value, kind, example in (
@@ -165,6 +168,11 @@ class Policy:
                     f"clip_norm={self.clipping.norm:g} with a schedule: the norm over all gradients is known only when "
                     "the last is there; use clip_norm_per_tensor"
                 )
+        if not isinstance(self.rows, Rows | None):
+            raise ArgumentTypeError(f"Policy.rows={self.rows!r}: a ringprune.Rows, such as Rows(), or None")
+        if self.rows is not None:
+            why = "rows of gradients are exchanged whole tables at a time, at every step"
+            self._goes_with("rows", why, {"schedule": None, "local_steps": None})
         shares = self.local_steps is not None and self.local_steps.momentum == "shared"
         if shares and (self.smoothing or self.low_pass < 1):
             raise ConfigurationError(
@@ -189,7 +197,8 @@ class Policy:
         needs: set[Ability] = {"broadcast", "allreduce", "allgather"}
         coded = {self.values, self.dense_values} != {"fp32"}
         explorers = self.explore_by == "rank" and self.explore > 0
-        if self.index_sets in ("scattered", "balanced") or explorers or (coded and self.reduction != "ring"):
+        rows = self.rows is not None and (self.rows.way in ("auto", "owners") or self.rows.values != "fp32")
+        if self.index_sets in ("scattered", "balanced") or explorers or rows or (coded and self.reduction != "ring"):
             needs.add("alltoall")
         if self.reduction == "ring":
             needs.add("shift")

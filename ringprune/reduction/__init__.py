@@ -4,6 +4,7 @@ from ringprune.reduction.balanced import BalancedReduction
 from ringprune.reduction.choice import RingChoice, choose_ring
 from ringprune.reduction.dealt import Dealing, dealing
 from ringprune.reduction.mean import Average, Mean
+from ringprune.reduction.rows import GatheredRows, OwnedRows, RowSets, spread, sum_rows
 from ringprune.reduction.sparse import GatheredReduction, SparseReduction
 
 __all__ = [
@@ -11,9 +12,14 @@ __all__ = [
     "BalancedReduction",
     "Dealing",
     "GatheredReduction",
+    "GatheredRows",
     "Mean",
+    "OwnedRows",
     "RingChoice",
+    "RowSets",
     "SparseReduction",
     "choose_ring",
     "dealing",
+    "spread",
+    "sum_rows",
 ]

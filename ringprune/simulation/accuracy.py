@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ringprune.bench.table import plain
 from ringprune.errors import RingPruneError
+from ringprune.readers import at_least
 from ringprune.simulation import table
 from ringprune.simulation.battery import Battery
 from ringprune.simulation.cell import Record
@@ -17,7 +18,7 @@ from ringprune.simulation.log import log, markdown
 from ringprune.simulation.methods import BUDGETS, METHODS, budget_name, methods
 from ringprune.simulation.progress import progress
 from ringprune.simulation.rows import rows_of
-from ringprune.simulation.run import add_shared, at_least
+from ringprune.simulation.run import add_shared
 from ringprune.simulation.store import Store
 from ringprune.simulation.study import Study
 from ringprune.simulation.tasks import TASKS

@@ -2,22 +2,22 @@
 
 import argparse
 import itertools
-import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ringprune.errors import RingPruneError
+from ringprune.readers import above_zero, at_least
 from ringprune.simulation.progress import progress
 from ringprune.simulation.spec import Spec, parse
 from ringprune.simulation.store import Key, Store
 from ringprune.simulation.tasks import TASKS
 from ringprune.simulation.workers import Ahead, make_runs, version_of
 
-__all__ = ["add_command", "add_shared", "at_least"]
+__all__ = ["add_command", "add_shared"]
 
 DESCRIPTION = """\
 Trains every task given with every policy, learning rate and seed given, and adds each run to a store as it ends. What
@@ -44,7 +44,7 @@ def add_command(simulations: "argparse._SubParsersAction[argparse.ArgumentParser
     )
     parser.add_argument("--task", nargs="+", choices=TASKS, required=True, metavar="TASK", help=", ".join(TASKS))
     parser.add_argument("--policy", nargs="+", required=True, metavar="SPEC", help="policies with their arguments")
-    parser.add_argument("--rate", nargs="+", type=positive, required=True, metavar="RATE", help="learning rates")
+    parser.add_argument("--rate", nargs="+", type=above_zero, required=True, metavar="RATE", help="learning rates")
     parser.add_argument("--seed", nargs="+", type=at_least(0), default=[0], metavar="N", help="seeds; 0")
     parser.add_argument("--steps", type=at_least(1), metavar="N", help="steps of each run; the task's own")
     add_shared(parser)
@@ -64,28 +64,6 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="where runs are kept; %(default)s",
     )
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    """What reads a whole number of at least ``least`` from the command line."""
-
-    def read(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r}: a whole number of at least {least}")
-        return int(text)
-
-    return read
-
-
-def positive(text: str) -> float:
-    """A finite number above 0 from the command line."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r}: a number above 0")
-    return number
 
 
 def _run(options: argparse.Namespace) -> int:

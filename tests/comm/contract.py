@@ -218,7 +218,7 @@ def wrong_arguments_are_refused_before_anything_is_sent(comm: Communicator) -> N
     with pytest.raises(ConfigurationError, match='allreduce "x": the tensor must be dense and contiguous'):
         comm.allreduce(torch.ones(3, 2).t(), name="x")
     with pytest.raises(ArgumentTypeError, match='allreduce "x": expected a tensor, got list'):
-        comm.allreduce([1.0], name="x")  # type: ignore[arg-type]
+        comm.allreduce([1.0], name="x")
     with pytest.raises(ConfigurationError, match="needs a first dimension"):
         comm.allgather(torch.tensor(1.0), name="x")
     with pytest.raises(ConfigurationError, match=f"needs {comm.size} numbers of rows"):
@@ -271,3 +271,25 @@ def sums_of_nodes_are_the_sum_of_all(comm: Communicator) -> None:
         nodes.local.broadcast(total, 0, name=f"b{i}").wait()
         assert total.tolist() == [sum(range(comm.size)) + i * comm.size] * 3
     assert everybody.wait().tolist() == [comm.size] * 2
+
+
+@contract
+def messages_of_a_duplicate_do_not_meet_those_of_the_original(comm: Communicator) -> None:
+    """Half of the ranks use the duplicate first, the other half the original: in another order, under the same name."""
+    try:
+        other = comm.duplicate()
+    except ConfigurationError as error:  # on all ranks, where the library makes groups with the whole job only
+        assert comm.kind == "torch"
+        assert "leaves out ranks of the job" in str(error)
+        return
+    assert (other.rank, other.size, other.kind, other.traffic.payload_bytes) == (comm.rank, comm.size, comm.kind, 0)
+    own, again = torch.full((2,), 1 + comm.rank), torch.full((3,), 10)
+    pairs = [(comm, own), (other, again)]
+    handles = [by.allreduce(tensor, name="sum") for by, tensor in (pairs if comm.rank % 2 else pairs[::-1])]
+    for handle in handles:
+        handle.wait()
+    assert own.tolist() == [sum(range(1, comm.size + 1))] * 2
+    assert again.tolist() == [10 * comm.size] * 3
+    assert other.traffic.payload_bytes == again.nbytes, "each counts its own"
+    other.close()
+    assert comm.allreduce(torch.ones(1), name="sum").wait().item() == comm.size

@@ -62,8 +62,8 @@ def test_a_missing_package_is_named(kind: str, module: str, monkeypatch: pytest.
 def test_the_default_is_horovod_where_it_is_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     horovod, ours = ModuleType("horovod.torch"), ModuleType("ringprune.comm.horovod")
-    horovod.is_initialized = lambda: True  # type: ignore[attr-defined]
-    ours.HorovodCommunicator = lambda **options: made.append(options)  # type: ignore[attr-defined]
+    horovod.is_initialized = lambda: True
+    ours.HorovodCommunicator = lambda **options: made.append(options)
     monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
     monkeypatch.setitem(sys.modules, "ringprune.comm.horovod", ours)
     connect(timeout=5.0)

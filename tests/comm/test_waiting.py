@@ -45,7 +45,7 @@ def test_the_librarys_errors_become_ours() -> None:
         raise ValueError("connection reset")
 
     for done, result in ((broken, lambda: TENSOR), (lambda: True, broken)):
-        handle = waiter().handle(CALL, done=done, result=result, kept=TENSOR)  # type: ignore[arg-type]
+        handle = waiter().handle(CALL, done=done, result=result, kept=TENSOR)
         with pytest.raises(
             CommunicatorError, match=r"\(allreduce of 1200 float32\) failed on rank 0: connection reset"
         ):

@@ -29,7 +29,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str, inside: bool 
         (["--methods", "ringprune:iwq"], "did you mean ringprune:iwp?"),
         (["--methods", "horovod-fp61"], "did you mean horovod-fp16?"),
         (["--rates", "1 gb"], "100mbit"),
-        (["--ranks", "1"], "at least 2 ranks"),
+        (["--ranks", "1"], "at least 2; one alone sends nothing"),
         (["--ranks", "2,x"], "a whole number"),
         (["--density", "1.5"], "at most 1"),
         (["--values", "fp8"], "fp32"),

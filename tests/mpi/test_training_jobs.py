@@ -24,6 +24,12 @@ def test_the_laws_hold_on_real_ranks(kind: str, launcher: Launcher, np: int, ste
     assert re.search(rf"\d+ checks passed on {np} ranks", job.output)
 
 
+@pytest.mark.parametrize(("kind", "launcher"), [("mpi", "mpirun"), ("horovod", "mpirun"), ("torch", "torchrun")])
+def test_sharded_embeddings_on_real_ranks(kind: str, launcher: Launcher) -> None:
+    job = run_job("tests.mpi.jobs.sharded", kind, np=3, launcher=launcher, timeout=120)
+    assert "5 checks passed on 3 ranks" in job.output
+
+
 @pytest.mark.parametrize("np", [2, 3])
 def test_the_hook_of_distributed_data_parallel(np: int) -> None:
     job = run_job("tests.mpi.jobs.ddp", np=np, launcher="torchrun", timeout=240)

@@ -14,9 +14,12 @@ STACKS = [("mpi", "mpirun"), ("horovod", "mpirun"), ("torch", "torchrun"), ("hor
 @pytest.mark.parametrize("how", ["exits", "is killed", "raises"])
 @pytest.mark.parametrize(("kind", "launcher"), STACKS)
 def test_a_rank_that_is_gone_ends_the_job(kind: str, launcher: Launcher, how: str) -> None:
-    job = run_job("tests.mpi.jobs.trouble", kind, how, "none", launcher=launcher, timeout=90, check=False)
-    assert job.returncode not in (0, None), job.tails()
-    assert "Timeout (" not in job.output, "only the watchdog ended it:\n" + job.tails()
+    for _ in range(3):
+        job = run_job("tests.mpi.jobs.trouble", kind, how, "none", launcher=launcher, timeout=90, check=False)
+        assert job.returncode not in (0, None), job.tails()
+        assert "Timeout (" not in job.output, "only the watchdog ended it:\n" + job.tails()
+        if COLLECTIVE in job.output or "closing signal SIGTERM" not in job.output:
+            break  # else torchrun has ended the other rank before it could speak
     assert COLLECTIVE in job.output, job.tails()
     if how == "raises":
         assert "ValueError: boom on rank 1" in job.output

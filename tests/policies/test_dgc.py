@@ -191,7 +191,7 @@ def test_warm_up_of_the_paper_keeps_a_quarter_of_the_entries_more_in_each_epoch(
 
 def test_an_unknown_selection_is_refused() -> None:
     with pytest.raises(rp.ConfigurationError, match=r"selection='sample'.*did you mean 'sampled'"):
-        rp.DGC(selection="sample")  # type: ignore[arg-type]
+        rp.DGC(selection="sample")
 
 
 @pytest.mark.parametrize("density", [0.0, -0.1, 2.0])

@@ -571,7 +571,7 @@ def test_the_ring_needs_a_communicator_that_can_shift() -> None:
         kind, size, abilities = "horovod", 2, frozenset({"broadcast", "allreduce", "allgather", "alltoall"})
 
     with pytest.raises(rp.ConfigurationError, match="'mipd' needs shift, which the horovod communicator cannot do"):
-        rp.policies.check_abilities(rp.MIPD(reduction="ring"), NoShift())  # type: ignore[arg-type]
+        rp.policies.check_abilities(rp.MIPD(reduction="ring"), NoShift())
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,7 @@ def test_a_density_that_rounds_to_nothing_sends_one_entry() -> None:
 
 def test_an_unknown_order_of_roots_is_refused() -> None:
     with pytest.raises(rp.ConfigurationError, match=r"order='cyclical'.*did you mean 'cyclic'"):
-        Roots(1, "cyclical")  # type: ignore[arg-type]
+        Roots(1, "cyclical")
 
 
 def test_more_cyclic_roots_than_ranks_are_refused_on_all() -> None:

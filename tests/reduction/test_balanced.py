@@ -158,7 +158,7 @@ def test_sums_that_arrive_damaged_raise_on_all() -> None:
 def test_a_rank_that_tells_nonsense_is_named() -> None:
     def rank(comm: Communicator) -> None:
         alltoall = comm.alltoall
-        comm.alltoall = lambda tensor, *, name, **sizes: alltoall(  # type: ignore[method-assign]
+        comm.alltoall = lambda tensor, *, name, **sizes: alltoall(
             tensor.fill_(10**6) if "number" in name and comm.rank == 2 else tensor, name=name, **sizes
         )
         reduction(comm, torch.arange(5, dtype=torch.int32), torch.ones(5)).wait()

@@ -54,7 +54,7 @@ def test_several_shifts_are_under_way_at_once() -> None:
             shifts += 1
             return original(*args, name=name)
 
-        comm.shift = counted  # type: ignore[method-assign, assignment]
+        comm.shift = counted
         ring = RingReduction(comm, torch.ones(4 * 20 * module.CHUNK_VALUES), None, name="r")
         started = shifts
         ring.drain()
@@ -105,7 +105,7 @@ def test_one_rank_simulated_ranks_and_horovod_keep_to_the_library() -> None:
 
     assert "one rank" in simulate(1, lambda comm: choose_ring(comm, 1e9))[0].reason
     assert "simulated" in simulate(2, lambda comm: choose_ring(comm, 1e9))[0].reason
-    choice = choose_ring(NoShift(), 1e9)  # type: ignore[arg-type]
+    choice = choose_ring(NoShift(), 1e9)
     assert "cannot shift" in choice.reason and not choice.takes(1 << 40)
 
 

@@ -52,7 +52,7 @@ def test_sparse_sums_conserve(case: tuple[list[Contribution], int]) -> None:
     for kind in KINDS:
         indices, values = simulate(
             len(ranks), lambda comm, kind=kind: kind(comm, *ranks[comm.rank], numel, name="s").wait()
-        )[0]  # type: ignore[misc]
+        )[0]
         error = total.index_add(0, indices.long(), -values.double()).abs()
         assert bool((error <= (len(ranks) - 1) * 2**-24 * largest + 2**-149).all())
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import replay
@@ -9,10 +10,11 @@ from emulated_cluster import why_not_here
 from replays import timeline
 from replays.methods import named, policy_of
 from replays.model import Nothing, Waiting
-from replays.profile import Layer, Profile, write
 from replays.rows import Timing, row_of
 
 import ringprune as rp
+from ringprune.comm.communicator import Communicator
+from ringprune.profiles.format import Layer, Profile, write
 from tests.mpi.launch import run_job
 
 PROFILE = Profile(
@@ -41,7 +43,7 @@ def test_layers_wait_in_their_order_and_hand_out_gradients_of_their_size() -> No
     model = Waiting(PROFILE, scale=0.1)
     optimizer = Nothing(model.parameters())
     for _ in range(2):
-        model().backward()  # type: ignore[no-untyped-call]
+        model().backward()
         assert [p.grad.numel() for p in model.parameters() if p.grad is not None] == [30_000, 100] * 3
         optimizer.step()
         optimizer.zero_grad()
@@ -50,6 +52,21 @@ def test_layers_wait_in_their_order_and_hand_out_gradients_of_their_size() -> No
     assert [(what, name) for what, name, _, _ in model.events] == 2 * one
     for what, _, start, end in model.events:
         assert end - start >= 1e-4 * (4 if what == "forward" else 8)
+
+
+def test_policies_pack_large_tensors_alone() -> None:
+    def rank(comm: Communicator) -> dict[str, Any]:
+        model = Waiting(PROFILE, scale=0.0)
+        optimizer = rp.DistributedOptimizer(
+            Nothing(model.parameters()), model.named_parameters(), policy=rp.IWP(0.01), comm=comm
+        )
+        model().backward()
+        optimizer.step()
+        return optimizer.stats()
+
+    stats = rp.simulate(2, rank, timeout=60)[0]
+    assert stats["bytes_dense"] == 4 * 3 * 100
+    assert stats["bytes_values"] == 4 * 3 * 300
 
 
 def test_policies_may_be_scheduled() -> None:
@@ -128,4 +145,5 @@ def test_a_cluster_is_made_for_a_replay(tmp_path: Path) -> None:
     (row,) = json.loads((tmp_path / "rows.json").read_text())
     assert (row["rate"], row["time_scale"], row["ranks"]) == ("1gbit", 2.0, 2), job.output
     sent = 4 * PROFILE.entries  # 2 ranks: 2 (P-1)/P = 1
-    assert sent < row["nic_bytes_per_rank"] < 1.2 * sent
+    # Of two iterations: what the first finds under way and the last leaves may differ by all of one.
+    assert 0.5 * sent < row["nic_bytes_per_rank"] < 1.5 * 1.2 * sent

@@ -139,7 +139,7 @@ def test_the_rank_threads_are_real_ranks() -> None:
 
     def noted(self: DistributedOptimizer, *arguments: object, comm: Communicator, **more: object) -> None:
         kinds.append((comm.kind, comm.rank))
-        init(self, *arguments, comm=comm, **more)  # type: ignore[arg-type]
+        init(self, *arguments, comm=comm, **more)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DistributedOptimizer, "__init__", noted)

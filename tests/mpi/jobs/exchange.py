@@ -30,7 +30,7 @@ def by_mpi(gradients: Mapping[str, Tensor], ranks: "object") -> None:
 
     for gradient in gradients.values():
         MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, gradient.numpy())
-        gradient.div_(ranks.size)  # type: ignore[attr-defined]
+        gradient.div_(ranks.size)
 
 
 def check_averages(methods: tuple[str, ...]) -> None:

@@ -61,10 +61,10 @@ def process_sets_that_do_not_fit_are_refused(comm: Communicator) -> None:
 def nodes_need_process_sets(comm: Any) -> None:
     """Horovod was started with one set and cannot add others: those that are there serve, and errors name the rest."""
     divided = connect("horovod", timeout=20)
-    divided._host = lambda: comm.rank // 2  # type: ignore[attr-defined]
+    divided._host = lambda: comm.rank // 2
     with pytest.raises(ConfigurationError, match=r'adds no process sets .*"dynamic"\).*: \[0, 1\], \[2, 3\]$'):
         divided.divide()
-    divided._host = lambda: {1: 0, 3: 0}.get(comm.rank, comm.rank + 1)  # type: ignore[attr-defined]
+    divided._host = lambda: {1: 0, 3: 0}.get(comm.rank, comm.rank + 1)
     with pytest.raises(ConfigurationError, match=r"\[0, 1, 2\]$"):
         divided.divide()
     if PART.included():

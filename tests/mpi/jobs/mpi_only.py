@@ -111,7 +111,7 @@ def staged(comm: Communicator, device: Callable[[torch.Tensor], bool]) -> Commun
     """An mpi communicator that takes some tensors for those of a device."""
     own = MpiCommunicator(timeout=20)
     own._staging.copies = SlowCopies(comm.rank)
-    own._is_copied = device  # type: ignore[method-assign]
+    own._is_copied = device
     return own
 
 

@@ -116,7 +116,7 @@ def closing_gives_back_only_what_was_made(comm: Communicator) -> None:
 def the_end_of_the_process_closes(comm: Communicator) -> None:
     """A script's own exit handler may close it after ours has: that once destroyed the script's groups."""
     other = connect("torch")
-    other._end()  # type: ignore[attr-defined]
+    other._end()
     other.close()
     assert dist.is_initialized()
     with pytest.raises(UsageError, match="this communicator has been closed"):

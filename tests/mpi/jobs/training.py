@@ -19,6 +19,7 @@ from torch import Tensor, nn
 import ringprune as rp
 from ringprune.wire import index_code
 from tests.mpi.inside import check_together, start
+from tests.tables import WAYS, loss_of_words, make_words, tables_of
 from tests.training import (
     OPTIMIZERS,
     batches,
@@ -292,6 +293,60 @@ def scheduled(comm: rp.comm.Communicator, kind: str) -> None:
             assert same_bytes(*results), f"{policy.name} differs by {float((results[0] - results[1]).abs().max())}"
 
 
+def rows(comm: rp.comm.Communicator, kind: str) -> None:
+    """Tables end at the same weights whichever way their rows go: with two ranks, of one order of sums, to the bit."""
+    results = []
+    for way in ("auto", *WAYS):
+        model = make_words()
+        optimizer = rp.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.05),
+            model.named_parameters(),
+            policy=replace(rp.IWP(0.1), rows=rp.Rows(way)),
+            comm=rp.connect(kind, timeout=20),
+            model=model,
+            check_every=2,
+        )
+        for step in range(10):
+            optimizer.zero_grad()
+            if step == 4:  # rows of one rank alone
+                (loss_of_words(model, 0, step) if comm.rank == 0 else model["out"].bias.sum()).backward()
+            else:
+                loss_of_words(model, comm.rank, step).backward()
+            optimizer.step()
+        results.append(weights(model))
+        taken = optimizer.stats()["rows"]["words.weight"]
+        assert sum(taken.values()) == 10
+        assert way in ("auto", *taken)
+        optimizer.close()
+    for result in results[1:]:
+        assert torch.allclose(result, results[0], rtol=1e-4, atol=1e-5)
+        assert comm.size > 2 or same_bytes(result, results[0])
+    coded(comm, kind)
+
+
+def coded(comm: rp.comm.Communicator, kind: str) -> None:
+    """Rows in 16 bits, under SparseAdam: the same weights on all ranks."""
+    for way in WAYS:
+        model = make_words()
+        optimizer = rp.DistributedOptimizer(
+            torch.optim.SparseAdam(tables_of(model), lr=0.05),
+            model.named_parameters(),
+            policy=rp.Parallax(way, values="fp16"),
+            comm=rp.connect(kind, timeout=20),
+            model=model,
+            check_every=1,
+        )
+        if kind == "horovod":
+            import horovod.torch as hvd
+
+            hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of_words(model, comm.rank, step).backward()
+            optimizer.step()
+        optimizer.close()
+
+
 def saved_by_one_rank(comm: rp.comm.Communicator, kind: str) -> None:
     """Messages of a scheduled step go on while a rank does something else: here it waits for what another rank saves.
 
@@ -377,6 +432,7 @@ def checks(kind: str, steps: int) -> dict[str, Callable[[rp.comm.Communicator], 
         "resume": resume,
         "counted bytes": counted_bytes,
         "scheduled": partial(scheduled, kind=kind),
+        "rows": partial(rows, kind=kind),
         "scheduled, saved by one rank": partial(saved_by_one_rank, kind=kind),
         "two wrappers": partial(two_wrappers_in_one_backward, kind=kind),
     }

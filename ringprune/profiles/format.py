@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BadProfile", "Layer", "Profile", "read", "write"]
+from ringprune.errors import ConfigurationError
+
+__all__ = ["BadProfile", "Layer", "Profile", "read", "text", "write"]
 
 UNIT = "ms"
 
 
-class BadProfile(ValueError):
+class BadProfile(ConfigurationError):
     """A file is no profile; the message names the file, the layer and the field."""
 
 
@@ -53,9 +55,19 @@ class Profile:
         return sum(sum(layer.parameters) for layer in self.layers)
 
     @property
+    def forward_ms(self) -> float:
+        """The forward pass."""
+        return math.fsum(layer.forward_ms for layer in self.layers)
+
+    @property
+    def backward_ms(self) -> float:
+        """The backward pass."""
+        return math.fsum(layer.backward_ms for layer in self.layers)
+
+    @property
     def compute_seconds(self) -> float:
         """Forward and backward pass together."""
-        return math.fsum(layer.forward_ms + layer.backward_ms for layer in self.layers) / 1e3
+        return math.fsum((self.forward_ms, self.backward_ms)) / 1e3
 
 
 def read(path: Path) -> Profile:
@@ -76,11 +88,18 @@ def read(path: Path) -> Profile:
         raise BadProfile(f"{path}: {error}") from None
 
 
-def write(profile: Profile, path: Path) -> None:
-    """Write a profile, one line per layer."""
+def text(profile: Profile) -> str:
+    """A profile as JSON, one line per layer."""
     head = {"model": profile.model, "provenance": profile.provenance, "unit": UNIT}
     lines = ",\n  ".join(json.dumps(asdict(layer)) for layer in profile.layers)
-    path.write_text(f'{json.dumps(head)[:-1]}, "layers": [\n  {lines}\n]}}\n')
+    return f'{json.dumps(head)[:-1]}, "layers": [\n  {lines}\n]}}\n'
+
+
+def write(profile: Profile, path: Path) -> None:
+    """Write a profile; a file of an earlier one is never seen half overwritten."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text(profile))
+    new.replace(path)
 
 
 def _profile(found: Any) -> Profile:

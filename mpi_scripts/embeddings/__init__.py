@@ -1,0 +1,1 @@
+"""What bench_embedding.py is made of."""

@@ -1,0 +1,197 @@
+"""``ringprune advise``: its options, and what it prints and writes."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from ringprune.advise.figure import RATES, draw
+from ringprune.advise.known import MODELS, of_entries, workload
+from ringprune.advise.measure import measured
+from ringprune.advise.probe import probe
+from ringprune.advise.rows import DENSE, METHODS, Row, curve, rows_of
+from ringprune.advise.words import COLUMNS, LEGEND, mixtures, sentence
+from ringprune.bench.table import print_table
+from ringprune.comm import connect
+from ringprune.errors import ConfigurationError, RingPruneError
+from ringprune.policies import Policy
+from ringprune.prediction import DEVICES, GOODPUT, LATENCY_SECONDS, Link, Setting, Speeds, Workload
+from ringprune.readers import above_zero, at_least, picture, rate, share, target, written_rate
+from ringprune.simulation.spec import parse
+
+__all__ = ["add_command"]
+
+HERE = None
+"""Instead of a rate: that of the job's own links."""
+
+DESCRIPTION = """\
+Says whether compression would pay, before anything is run: the time of a training step with each method, predicted
+from the sizes of the model's tensors, the time of its forward and backward pass, the number of ranks and the rate of
+the links. On fast links it often does not pay, and then the answer is to leave it off.
+
+A prediction is as good as what it rests on; that is printed below the table. It says nothing about accuracy.
+"""
+EPILOG = f"""\
+examples:
+  ringprune advise --model resnet50 --ranks 16 --rate 10gbit --compute-ms 180
+  mpirun -np 4 --hostfile hosts ringprune advise --model resnet50 --rate here --measure       on the cluster itself
+  ringprune advise --model vgg19 --ranks 4 --rate 1gbit --device gpu --plot vgg19.png
+  ringprune advise --model mine.json --ranks 8 --rate 25gbit --measure          a profile; this machine's own speed
+  ringprune advise --entries 350e6 --ranks 32 --rate 100gbit --compute-ms 400 --json -
+  ringprune advise --model vgg19 --ranks 8 --rate 1gbit --methods iwp:density=0.01,values=fp16 dense:local_steps=4
+
+--compute-ms is what one step takes on one rank without any exchange: measure it there, with your batch. Without it the
+known models take what operation counts tell of a slow GPU, so that the answer is a rough one.
+
+Known models: {", ".join(MODELS)}.
+"""
+
+
+def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add ``advise`` to the command line."""
+    parser = commands.add_parser(
+        "advise",
+        help="whether compression would pay, predicted without running anything",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--model", metavar="NAME", help="a known model, or a profile: a file that ends in .json")
+    what.add_argument("--entries", type=at_least(1), metavar="N", help="a model of so many entries, in equal matrices")
+    add("--ranks", type=at_least(1), metavar="N", help="how many, each with a link of its own; of a job, its own")
+    add(
+        "--rate",
+        type=_rate,
+        required=True,
+        metavar="R",
+        help="of the links: 100mbit, 2.5gbit, unlimited; here: measure",
+    )
+    add("--compute-ms", type=above_zero, metavar="MS", help="forward and backward pass of one step, without exchange")
+    speed = parser.add_mutually_exclusive_group()
+    speed.add_argument(
+        "--device",
+        choices=tuple(DEVICES),
+        default="cpu",
+        help="where gradients live; gpu is assumed, not measured; cpu",
+    )
+    speed.add_argument("--measure", action="store_true", help="measure this machine's processor, about 8 s")
+    add("--methods", nargs="+", default=METHODS, metavar="M", help="policies; first those that leave least out")
+    add("--latency-us", type=above_zero, default=1e6 * LATENCY_SECONDS, metavar="US", help="of a message; 50")
+    add(
+        "--goodput", type=share, default=GOODPUT, metavar="S", help="payload's share of the rate; 0.94, TCP on Ethernet"
+    )
+    add("--plot", type=picture, metavar="FILE", help="draw step time against rate; PNG, or as the name ends")
+    add("--json", type=target, metavar="FILE", help="write the rows to FILE for programs; - is standard output")
+    parser.set_defaults(run=_run, link="as given")
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        methods = _methods(options.methods)
+        found = _workload(options)
+        if options.rate is HERE and _measure_link(options):
+            return 0
+        if options.ranks is None:
+            raise ConfigurationError("--ranks N is missing: how many ranks there are")
+        speeds = measured() if options.measure else DEVICES[options.device]
+        link_of = partial(Link.of_rate, latency_seconds=options.latency_us / 1e6, goodput=options.goodput)
+        setting = Setting(found, options.ranks, link_of(options.rate), speeds)
+        rows = [row | _facts(setting, options) for row in rows_of(setting, methods, link_of)]
+        if options.plot:
+            _draw(setting, methods, link_of, options)
+    except RingPruneError as error:
+        print(f"ringprune advise: {error}", file=sys.stderr)
+        return 2
+    if options.json != "-":
+        _show(rows, written_rate(options.rate), speeds)
+    if options.json is not None:
+        text = json.dumps(rows, indent=1)
+        print(text) if options.json == "-" else Path(options.json).write_text(text + "\n")
+    return 0
+
+
+def _rate(text: str) -> float | None:
+    return HERE if text == "here" else rate(text)
+
+
+def _measure_link(options: argparse.Namespace) -> bool:
+    """Measure the links of the job that this process is a rank of; whether another rank answers for all of them."""
+    comm = connect("mpi")
+    try:
+        link = probe(comm)
+    finally:
+        comm.close()
+    options.ranks = options.ranks or comm.size
+    options.rate = 8 * link.bytes_per_second / options.goodput
+    options.latency_us = 1e6 * link.latency_seconds
+    options.link = f"measured on {comm.size} ranks over MPI"
+    return comm.rank > 0
+
+
+def _methods(names: Sequence[str]) -> dict[str, Policy]:
+    """Policies by name; dense comes first, whether or not it was asked for.
+
+    Raises:
+        ConfigurationError: there is no such policy.
+    """
+    return {name: parse(name).policy() for name in dict.fromkeys([DENSE, *names])}
+
+
+def _workload(options: argparse.Namespace) -> Workload:
+    """What is trained.
+
+    Raises:
+        ConfigurationError: the model is not known, or nothing tells how long it computes.
+    """
+    seconds = None if options.compute_ms is None else options.compute_ms / 1e3
+    if options.entries is not None:
+        if seconds is None:
+            raise ConfigurationError("--entries needs --compute-ms: how long forward and backward pass take")
+        return of_entries(options.entries, seconds)
+    found = workload(options.model)
+    if seconds is None:
+        return found
+    return found.taking(seconds, f"{options.compute_ms:g} ms as given, over the layers like {found.provenance}")
+
+
+def _facts(setting: Setting, options: argparse.Namespace) -> Row:
+    return {
+        "rate": written_rate(options.rate),
+        "latency_seconds": setting.link.latency_seconds,
+        "goodput": options.goodput,
+        "link": options.link,
+        "compute": setting.workload.provenance,
+        "speeds": setting.speeds.provenance,
+    }
+
+
+def _draw(
+    setting: Setting, methods: dict[str, Policy], link_of: Callable[[float], Link], options: argparse.Namespace
+) -> None:
+    curves = {name: curve(setting, policy, RATES, link_of) for name, policy in methods.items()}
+    compute = setting.workload.compute_seconds
+    title = f"{setting.workload.model}, {setting.ranks} ranks, {1e3 * compute:,.0f} ms of compute"
+    draw(curves, compute, options.rate, title, Path(options.plot))
+
+
+def _show(rows: Sequence[Row], written: str, speeds: Speeds) -> None:
+    first = rows[0]
+    print(sentence(rows, written), end="\n\n")
+    print(f"{first['model']}: {first['entries']:,} entries, {1e3 * first['compute_seconds']:,.1f} ms of compute\n")
+    print_table(COLUMNS, rows)
+    print("", *mixtures(rows), LEGEND, "", *_basis(first, speeds), sep="\n")
+
+
+def _basis(row: Row, speeds: Speeds) -> list[str]:
+    latency, goodput = 1e6 * row["latency_seconds"], 100 * row["goodput"]
+    return [
+        f"compute:  {row['compute']}",
+        f"local:    {row['speeds']}",
+        f"          {speeds}",
+        f"network:  {row['link']}; {goodput:.1f} % of the rate is payload, {latency:.3g} us a message; full both ways",
+        "Not in it: what a method costs in accuracy, and what summing costs the processor (docs/tuning.md).",
+    ]

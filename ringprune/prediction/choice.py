@@ -1,0 +1,135 @@
+"""What pays: which method, which buckets of it are better sent whole, and from which rate on nothing does."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from ringprune.errors import ConfigurationError
+from ringprune.plan import Bucket, Route
+from ringprune.policies.policy import Policy
+from ringprune.prediction.link import Link
+from ringprune.prediction.speeds import Speeds
+from ringprune.prediction.step import Prediction, Setting, predict
+from ringprune.prediction.work import work_of
+
+__all__ = ["MARGIN", "Mixture", "best", "cheaper_route", "crossover", "mix"]
+
+MARGIN = 0.05
+"""A method has to be predicted faster by this share than what leaves less out: it costs accuracy and memory, and no
+prediction is exact."""
+
+SLOWEST, FASTEST = 1e6, 1e13
+"""Rates in bit/s between which a crossover is looked for."""
+
+PRECISION = 1.002
+"""Of a crossover: more than any prediction has."""
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A policy some of whose packed buckets are sent whole.
+
+    Attributes:
+        routes: of each bucket of the plan.
+        dense: how many packed buckets are better sent whole.
+        packed: how many packed buckets there are in the plan.
+        prediction: of a step with these routes.
+    """
+
+    routes: tuple[Route, ...]
+    dense: int
+    packed: int
+    prediction: Prediction
+
+
+def cheaper_route(bucket: Bucket, policy: Policy, ranks: int, link: Link, speeds: Speeds) -> tuple[Route, float]:
+    """The cheaper way of a bucket that has nothing to hide behind.
+
+    Returns:
+        The route, and the seconds that it saves over the other one.
+    """
+    packed, dense = (
+        work_of(bucket, policy, ranks, speeds, route).seconds(link, ranks) for route in ("packed", "dense")
+    )
+    return ("packed", dense - packed) if packed < dense else ("dense", packed - dense)
+
+
+def mix(setting: Setting, policy: Policy) -> Mixture:
+    """Which packed buckets are better sent whole, so that the step is the shortest.
+
+    Messages of some buckets are hidden by compute, those of others are not, so single buckets do not decide: they are
+    put in the order of what packing saves, and packed from the first up to that place where the step is predicted to
+    be the shortest.
+    """
+    buckets = setting.workload.plan(policy, setting.bucket_bytes).buckets
+    gains: dict[int, float] = {}
+    for bucket in buckets:
+        if bucket.route == "packed":
+            route, saved = cheaper_route(bucket, policy, setting.ranks, setting.link, setting.speeds)
+            gains[bucket.index] = saved if route == "packed" else -saved
+    order = sorted(gains, key=lambda index: (-gains[index], index))
+    mixtures = []
+    for packed in range(len(order), -1, -1):
+        whole = set(order[packed:])
+        routes = tuple[Route, ...]("dense" if b.index in whole else b.route for b in buckets)
+        mixtures.append(Mixture(routes, len(whole), len(order), predict(setting, policy, routes)))
+    return min(mixtures, key=lambda mixture: mixture.prediction.seconds)
+
+
+def best(seconds: Mapping[str, float], margin: float = MARGIN) -> str:
+    """The first method that no other one beats by more than ``margin``, and that beats the first of all by as much.
+
+    Args:
+        seconds: of a step, by method; first the one that leaves nothing out, then those that leave least out.
+        margin: share of the faster one's time.
+    """
+    shortest, (first, whole) = min(seconds.values()), next(iter(seconds.items()))
+    if whole <= (1 + margin) * shortest:
+        return first
+    paying = (name for name, taken in seconds.items() if (1 + margin) * taken < whole)
+    return next(name for name in paying if seconds[name] <= (1 + margin) * shortest)
+
+
+def crossover(
+    setting: Setting,
+    policy: Policy,
+    against: Policy,
+    *,
+    link_of: Callable[[float], Link] = Link.of_rate,
+    margin: float = MARGIN,
+) -> float:
+    """The rate from which on a policy no longer pays, for the first time: from slow links on, then by bisection.
+
+    Args:
+        setting: what is trained on what; its link is replaced.
+        policy: what is to pay.
+        against: what is compared with, usually ``Dense()``.
+        link_of: the link of a rate in bit/s.
+        margin: it pays while the other step is longer by more than this share.
+
+    Returns:
+        bit/s: 0 where it pays at no rate, infinity where it pays at every one.
+
+    Raises:
+        ConfigurationError: a policy cannot be predicted, or the margin is negative.
+    """
+    if margin < 0:
+        raise ConfigurationError(f"margin={margin}: at least 0")
+
+    def pays(bits_per_second: float) -> bool:
+        there = replace(setting, link=link_of(bits_per_second))
+        ours, theirs = predict(there, policy).seconds, predict(there, against).seconds
+        return theirs > (1 + margin) * ours
+
+    # Of local steps, which save what nothing hides, some pay, then do not, and then do again.
+    low, high = 0.0, SLOWEST
+    while pays(high):
+        low, high = high, 2 * high
+        if high > FASTEST:
+            return math.inf
+    if not low:
+        return 0.0
+    while high > PRECISION * low:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if pays(middle) else (low, middle)
+    return low

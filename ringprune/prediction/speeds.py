@@ -1,0 +1,108 @@
+"""What the exchange costs a rank's processor, in seconds per entry, value, index, message and tensor."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+__all__ = ["CPU", "DEVICES", "GPU", "Speeds"]
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """Seconds on one rank.
+
+    Attributes:
+        provenance: measured on what, or assumed, for people.
+        accumulate: per entry: add gradients to the residual.
+        select: per entry: accumulate, score and select in one pass.
+        copy: per entry: copy a bucket into a message, or out of it.
+        fill: per entry: write the dense gradients anew at unpacking, zeros for the most part.
+        kept: per entry of the index set: take it out of the residual, or put it into the gradients.
+        merge: per pair of index and value that is summed, where each rank has its own.
+        encode_index, decode_index: per position of a proposal.
+        encode_values, decode_values: per value, by format.
+        message: per collective: Python's and the library's share.
+        tensor: per tensor: hooks, checks, launches.
+    """
+
+    provenance: str
+    accumulate: float
+    select: float
+    copy: float
+    fill: float
+    kept: float
+    merge: float
+    encode_index: float
+    decode_index: float
+    encode_values: Mapping[str, float]
+    decode_values: Mapping[str, float]
+    message: float
+    tensor: float
+
+    def times(self, factor: float) -> "Speeds":
+        """Those of a processor that takes ``factor`` times as long for everything."""
+
+        def longer(name: str) -> float | Mapping[str, float]:
+            seconds: float | Mapping[str, float] = getattr(self, name)
+            return {k: factor * s for k, s in seconds.items()} if isinstance(seconds, Mapping) else factor * seconds
+
+        costs: dict[str, Any] = {field.name: longer(field.name) for field in fields(self) if field.name != "provenance"}
+        return replace(self, provenance=f"{self.provenance}, times {factor:g}", **costs)
+
+    def __str__(self) -> str:
+        """The figures that matter most, for people."""
+        entry = f"{1e9 * self.accumulate:.2f} accumulate, {1e9 * self.select:.2f} select, {1e9 * self.copy:.2f} copy"
+        code = f"{1e9 * self.encode_index:.1f} code, {1e9 * self.decode_index:.1f} decode"
+        return (
+            f"ns per entry: {entry}, {1e9 * self.fill:.2f} fill; per entry kept: {1e9 * self.kept:.1f} take or put, "
+            f"{code}; us: {1e6 * self.message:.0f} per message, {1e6 * self.tensor:.0f} per tensor"
+        )
+
+
+CPU = Speeds(
+    provenance="measured on 2 threads of an Intel Xeon at 2.5 GHz, 2026-11-22 (docs/benchmarks.md)",
+    accumulate=1.05e-9,
+    select=1.65e-9,
+    copy=0.46e-9,
+    fill=0.27e-9,
+    kept=12e-9,
+    merge=12e-9,
+    encode_index=7e-9,
+    decode_index=6.5e-9,
+    encode_values={"bf16": 4.2e-9, "fp16": 4.7e-9, "int8": 9.5e-9, "int4": 11.5e-9, "book4": 15.4e-9, "book2": 12.6e-9},
+    decode_values={"bf16": 3e-9, "fp16": 3.3e-9, "int8": 4e-9, "int4": 6.5e-9, "book4": 3.7e-9, "book2": 3.1e-9},
+    message=0.3e-3,
+    tensor=25e-6,
+)
+"""``ringprune advise --measure`` tells these of another machine."""
+
+_MEMORY = 1e12  # bytes per second that a pass reaches: half of an A100's 2e12
+_BUS = 1e10  # from a GPU to its host and back: PCIe 3, 16 lanes, less what it loses
+_SECTOR = 32  # bytes that memory moves at least, where entries lie apart
+_WAIT = 50e-6  # to wait for the GPU and start it again
+
+
+def _over_the_bus(seconds: float) -> float:
+    """What is coded on the host, 4 bytes each, and brought there or back."""
+    return seconds + 4 / _BUS
+
+
+GPU = replace(
+    CPU,
+    provenance="ASSUMED, not measured: passes at 1 TB/s of GPU memory, coding on the host, 10 GB/s to it",
+    accumulate=20 / _MEMORY,
+    select=28 / _MEMORY,
+    copy=8 / _MEMORY,
+    fill=4 / _MEMORY,
+    kept=4 * _SECTOR / _MEMORY,
+    merge=_over_the_bus(CPU.merge),
+    encode_index=_over_the_bus(CPU.encode_index),
+    decode_index=_over_the_bus(CPU.decode_index),
+    encode_values={name: _over_the_bus(seconds) for name, seconds in CPU.encode_values.items()},
+    decode_values={name: _over_the_bus(seconds) for name, seconds in CPU.decode_values.items()},
+    message=CPU.message + _WAIT,
+)
+"""No GPU was at hand. 20 bytes per entry are accumulated, 24 selected from and a sixth more work in the cores."""
+
+DEVICES = {"cpu": CPU, "gpu": GPU}
+"""Where gradients live, by the word for it."""

@@ -1,0 +1,113 @@
+"""One bucket's way through an exchange as times of the processor, with a message behind each turn."""
+
+from dataclasses import dataclass
+
+from ringprune.plan import Bucket, Route
+from ringprune.policies.policy import Policy
+from ringprune.prediction.link import Link
+from ringprune.prediction.messages import Message, kept, messages, proposed, roots, value_code_of
+from ringprune.prediction.speeds import Speeds
+from ringprune.routing import sent_whole
+
+__all__ = ["Turn", "Work", "work_of"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the processor does, and the message that it then starts.
+
+    Attributes:
+        seconds: of the processor.
+        message: what is sent.
+    """
+
+    seconds: float
+    message: Message
+
+
+@dataclass(frozen=True)
+class Work:
+    """A bucket's part of an exchange.
+
+    Attributes:
+        bucket: the tensors.
+        start: seconds of what needs no other rank: accumulate, select, copy.
+        turns: as they follow one another, each when the message before it is there.
+        finish: seconds of what follows the last message.
+    """
+
+    bucket: Bucket
+    start: float
+    turns: tuple[Turn, ...]
+    finish: float
+
+    @property
+    def local_seconds(self) -> float:
+        """All of the processor's time."""
+        return self.start + sum(turn.seconds for turn in self.turns) + self.finish
+
+    def seconds(self, link: Link, ranks: int) -> float:
+        """The bucket alone, with nothing to hide behind."""
+        return self.local_seconds + sum(turn.message.seconds(link, ranks) for turn in self.turns)
+
+
+def work_of(bucket: Bucket, policy: Policy, ranks: int, speeds: Speeds, route: Route | None = None) -> Work:
+    """The work of one bucket.
+
+    Every rank is taken to be a root: the step waits for the one that has most to do.
+
+    Args:
+        bucket: the tensors.
+        policy: how they are exchanged, after warm-up.
+        ranks: how many take part.
+        speeds: of the processor.
+        route: ``"dense"`` to send a packed bucket whole; None is the bucket's own.
+    """
+    route = bucket.route if route is None else route
+    sent = messages(bucket, policy, ranks, route)
+    packed = route == "packed"
+    selects = packed and not sent_whole(policy.density.target)
+    positions = proposed(bucket, policy, ranks) if selects else 0
+    start, finish = _alone(bucket, policy, speeds, packed, selects, positions > 0)
+    count = kept(bucket, policy, ranks) if selects else bucket.numel
+    before = [speeds.message * message.count for message in sent]
+    if selects and policy.index_sets == "gathered":
+        before[0] += speeds.kept * count
+        finish += speeds.merge * count * ranks
+    else:
+        code = value_code_of(policy, "values" if packed else "dense", count, ranks)
+        first = len(sent) - (2 if code is not None and policy.reduction != "ring" else 1)
+        if selects:
+            share = 1 / policy.refresh
+            before[0] += share * speeds.encode_index * positions
+            decoded = positions * roots(policy, ranks)
+            before[first] += share * speeds.decode_index * decoded + speeds.kept * count
+            finish += speeds.kept * count
+        if code is not None:
+            there, back = speeds.encode_values[code.coding], speeds.decode_values[code.coding]
+            others = (ranks - 1) / ranks
+            before[first] += there * count * others
+            before[-1] += back * count * others + there * count / ranks
+            finish += back * count
+    turns = tuple(Turn(seconds, message) for seconds, message in zip(before, sent, strict=True))
+    return Work(bucket, start + speeds.tensor * len(bucket.members), turns, finish)
+
+
+def _alone(
+    bucket: Bucket, policy: Policy, speeds: Speeds, packed: bool, selects: bool, proposes: bool
+) -> tuple[float, float]:
+    """Seconds of the passes over all entries, before the first message and after the last."""
+    entries = bucket.numel
+    if proposes:
+        share = 1 / policy.refresh
+        start = (share * speeds.select + (1 - share) * speeds.accumulate) * entries
+    elif selects:  # what is drawn by lot needs no scores
+        start = speeds.accumulate * entries
+    elif packed or policy.dense_values != "fp32":
+        start = (speeds.accumulate + speeds.copy) * entries
+    else:
+        start = speeds.copy * entries
+    finish = (speeds.fill if selects else speeds.copy) * entries
+    if policy.local_steps is not None:  # what the weights have moved by, and the step back to those of all
+        start, finish = start + speeds.copy * entries, finish + speeds.copy * entries
+    return start, finish

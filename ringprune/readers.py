@@ -1,0 +1,82 @@
+"""Readers of words on a command line: each makes a value of a word, or says what is allowed."""
+
+import argparse
+import math
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["above_zero", "at_least", "picture", "rate", "share", "target", "written_rate"]
+
+UNLIMITED = "unlimited"
+FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+def at_least(least: int, below: float = math.inf, such_as: str = "") -> Callable[[str], int]:
+    """What reads a whole number of at least ``least`` and below ``below``, also as 1e6."""
+    allowed = f"a whole number of at least {least}{such_as}"
+
+    def read(text: str) -> int:
+        number = _number(text)
+        if not (least <= number < below and number.is_integer()):
+            raise argparse.ArgumentTypeError(f"{text!r}: {allowed}")
+        return int(number)
+
+    return read
+
+
+def above_zero(text: str) -> float:
+    """A finite number above 0."""
+    number = _number(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number above 0")
+    return number
+
+
+def share(text: str) -> float:
+    """A number above 0 and at most 1."""
+    number = _number(text)
+    if not 0 < number <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a number above 0 and at most 1, such as 0.01")
+    return number
+
+
+def rate(text: str) -> float:
+    """Bits per second of a link, such as 100mbit, 2.5gbit, or unlimited, which is infinity."""
+    word = text.strip().lower()
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?)bit(?:/s)?", word)
+    bits = math.inf if word == UNLIMITED else float(match[1]) * FACTORS[match[2]] if match else 0.0
+    if not bits:
+        raise argparse.ArgumentTypeError(f'{text!r}: a rate such as "100mbit", "2.5gbit" or "unlimited"')
+    return bits
+
+
+def written_rate(bits: float) -> str:
+    """A rate as :func:`rate` reads it, in three digits."""
+    if bits == math.inf:
+        return UNLIMITED
+    letter = next((letter for letter in "tgmk" if bits >= FACTORS[letter]), "")
+    return f"{float(f'{bits / FACTORS[letter]:.3g}'):g}{letter}bit"
+
+
+def target(text: str) -> str:
+    """A file that can be written, or ``-``."""
+    path = Path(text)
+    if text != "-" and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise argparse.ArgumentTypeError(f"{text!r}: a file in a folder that exists and can be written to, or -")
+    return text
+
+
+def picture(text: str) -> str:
+    """A file that can be written, for a picture."""
+    if text == "-":
+        raise argparse.ArgumentTypeError("'-': a picture goes to a file, such as plot.png")
+    return target(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -1,0 +1,159 @@
+"""``ringprune advise``: its answers fit its table, its rows are documented, and wrong words are refused with a hint."""
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ringprune.__main__ import main
+from ringprune.advise.measure import measured
+from ringprune.prediction import CPU, GPU, MARGIN
+from ringprune.readers import written_rate
+
+API = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+Rows = list[dict[str, Any]]
+
+
+def advise(*words: str) -> int:
+    return main(["advise", *words])
+
+
+def rows(capsys: pytest.CaptureFixture[str], rate: str, *words: str, ranks: int = 16) -> Rows:
+    """The rows for ResNet-50 at a rate."""
+    resnet = ("--model", "resnet50", "--ranks", str(ranks), "--rate", rate, "--compute-ms", "180")
+    assert advise(*resnet, *words, "--json", "-") == 0
+    found: Rows = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_a_slow_link_is_told_to_compress_and_a_fast_one_to_leave_it(capsys: pytest.CaptureFixture[str]) -> None:
+    resnet = ("--model", "resnet50", "--ranks", "16", "--compute-ms", "180")
+    assert advise(*resnet, "--rate", "100mbit") == 0
+    slow = capsys.readouterr().out.splitlines()[0]
+    assert re.match(r"At 100mbit with 16 ranks iwp:density=[\d.]+ is [\d.]+ times as fast as dense", slow)
+    assert advise(*resnet, "--rate", "unlimited") == 0
+    fast = capsys.readouterr().out.splitlines()[0]
+    assert fast.startswith("Over links without limit with 16 ranks dense is as good")
+    assert "leave compression off" in fast
+    assert slow.split("From ")[1] == fast.split("From ")[1], "the limit does not depend on the rate asked about"
+
+
+def test_one_rank_is_told_to_leave_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert advise("--model", "alexnet", "--ranks", "1", "--rate", "1gbit") == 0
+    assert capsys.readouterr().out.startswith("One rank sends nothing: leave compression off.")
+
+
+def test_times_are_in_their_order_and_fit_one_another(capsys: pytest.CaptureFixture[str]) -> None:
+    found = rows(capsys, "1gbit")
+    assert found[0]["method"] == "dense"
+    assert sum(row["best"] for row in found) == 1
+    shortest = min(row["seconds"] for row in found)
+    assert next(row for row in found if row["best"])["seconds"] <= (1 + MARGIN) * shortest
+    for row in found:
+        assert row["speedup"] == pytest.approx(found[0]["seconds"] / row["seconds"])
+        assert row["wire_ratio"] == pytest.approx(found[0]["bytes_per_rank"] / row["bytes_per_rank"])
+        assert row["exposed_seconds"] == pytest.approx(row["seconds"] - 0.18)
+        assert row["mixed_seconds"] <= row["seconds"]
+        assert 0 <= row["buckets_better_dense"] <= row["packed_buckets"]
+
+
+@pytest.mark.parametrize("method", ["iwp:density=0.01", "dgc:density=0.001"])
+def test_a_crossover_is_where_the_table_changes_sides(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    limit = rows(capsys, "1gbit", "--methods", method)[1]["pays_below"]
+    assert 0 < limit < math.inf
+    for factor, pays in ((0.97, True), (1.03, False)):
+        row = rows(capsys, written_rate(factor * limit), "--methods", method)[1]
+        assert row["pays_below"] == limit
+        assert (row["speedup"] > 1 + MARGIN) == pays
+
+
+def test_rows_have_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    part = API.read_text().partition("`python -m ringprune advise`")[2].partition("\n## ")[0]
+    table = part.partition("\n| key |")[2].partition("\n\n")[0]
+    lines = re.findall(r"^\| (`.*?`) \|", table, re.MULTILINE)
+    documented = {key for line in lines for key in re.findall(r"`(\w+)`", line)}
+    assert set(rows(capsys, "1gbit", "--methods", "iwp")[0]) == documented
+
+
+def test_rows_and_pictures_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture, file = tmp_path / "a.png", tmp_path / "a.json"
+    words = ("--entries", "1e7", "--ranks", "4", "--rate", "1gbit", "--compute-ms", "50", "--methods", "iwp")
+    assert advise(*words, "--device", "gpu", "--plot", str(picture), "--json", str(file)) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    found = json.loads(file.read_text())
+    assert [row["method"] for row in found] == ["dense", "iwp"]
+    assert found[0]["entries"] == 10_000_000
+    out = capsys.readouterr().out
+    assert "ASSUMED, not measured" in out
+    assert str(GPU) in out
+    assert "accuracy" in out
+
+
+def test_a_picture_of_no_known_format_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    words = ("--model", "alexnet", "--ranks", "4", "--rate", "1gbit", "--methods", "iwp")
+    assert advise(*words, "--plot", str(tmp_path / "a.unknown")) == 2
+    assert "a.unknown: Format 'unknown' is not supported" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "resnet5O"), "did you mean 'resnet50'?"),
+        (("--model", "missing.json"), "missing.json"),
+        (("--model", "resnet50", "--methods", "iwpp"), "did you mean 'iwp'?"),
+        (("--model", "resnet50", "--methods", "p3"), "cannot be predicted"),
+        (("--model", "resnet50", "--methods", "iwp:density=7"), "density=7"),
+        (("--model", "resnet50", "--methods", "iwp:roots=20"), "roots=20 with 4 ranks"),
+        (("--entries", "1000"), "--entries needs --compute-ms"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert advise(*words, "--ranks", "4", "--rate", "1gbit") == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.startswith("ringprune advise: ")
+    assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--rate", "fast"), 'such as "100mbit"'),
+        (("--rate", "0gbit"), 'such as "100mbit"'),
+        (("--rate", "1gbit", "--ranks", "0"), "at least 1"),
+        (("--rate", "1gbit", "--compute-ms", "0"), "above 0"),
+        (("--rate", "1gbit", "--goodput", "1.5"), "at most 1"),
+        (("--rate", "1gbit", "--entries", "1000"), "not allowed with"),
+        ((), "--rate"),
+    ],
+)
+def test_wrong_words_are_refused_by_their_option(
+    words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        advise("--model", "resnet50", "--ranks", "4", *words)
+    assert said in capsys.readouterr().err
+
+
+def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        advise("--help")
+    told = capsys.readouterr().out
+    assert "examples:" in told
+    assert "lstm_translation" in told
+
+
+def test_a_machine_can_be_measured() -> None:
+    found = measured(entries=100_000, repetitions=2)
+    assert found.provenance.startswith("measured now on")
+    assert found.encode_values.keys() == CPU.encode_values.keys()
+    passes = [found.accumulate, found.select, found.copy, found.fill, found.encode_index, found.decode_index]
+    assert min(*passes, *found.encode_values.values(), *found.decode_values.values(), found.merge) > 0
+    assert min(found.kept, found.message, found.tensor) >= 0

@@ -1,0 +1,78 @@
+"""The probe finds the link that messages were made to take, and all ranks find the same."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+import ringprune as rp
+from ringprune.advise.probe import probe
+from ringprune.prediction import Link
+from tests.mpi.launch import run_job
+
+
+class Clocked:
+    """A communicator of ranks that are not there, on which messages take what a link says, by a clock of its own."""
+
+    def __init__(self, link: Link, size: int) -> None:
+        self.link, self.size, self.now = link, size, 0.0
+
+    def clock(self) -> float:
+        return self.now
+
+    def shift(self, tensor: Tensor, into: Tensor, *, name: str) -> "Clocked":
+        self.now += self.link.latency_seconds + tensor.nbytes / self.link.bytes_per_second
+        self.result = into
+        return self
+
+    def allgather(self, tensor: Tensor, *, name: str) -> "Clocked":
+        self.result = tensor.repeat(self.size)
+        return self
+
+    def wait(self) -> Tensor:
+        return self.result
+
+
+@given(st.floats(1e5, 2e10), st.floats(1e-6, 1e-3), st.integers(2, 17))
+def test_it_finds_the_link(bytes_per_second: float, latency: float, size: int) -> None:
+    comm = Clocked(Link(bytes_per_second, latency), size)
+    found = probe(comm, comm.clock)
+    # A short message's own 4 bytes pass the link too, and are then missing from a long one of a million bytes at least.
+    assert found.latency_seconds == pytest.approx(latency + 4 / bytes_per_second, rel=1e-6)
+    assert found.bytes_per_second == pytest.approx(bytes_per_second, rel=1e-4)
+
+
+def test_all_ranks_find_the_same_and_one_alone_has_none() -> None:
+    def rank(comm: rp.comm.Communicator) -> Link:
+        return probe(comm)
+
+    found = rp.simulate(3, rank)
+    assert found[1:] == found[:-1]
+    with pytest.raises(rp.ConfigurationError, match="mpirun -np 4"):
+        rp.simulate(1, rank)
+
+
+def test_a_job_asks_about_its_own_links(tmp_path: Path) -> None:
+    file = str(tmp_path / "rows.json")
+    job = run_job(
+        "ringprune",
+        "advise",
+        "--model",
+        "resnet18",
+        "--rate",
+        "here",
+        "--json",
+        file,
+        np=2,
+        launcher="mpirun",
+        timeout=120,
+    )
+    assert job.output.count("with 2 ranks") == 1, "one rank answers for all"
+    rows = json.loads(Path(file).read_text())
+    assert {row["ranks"] for row in rows} == {2}
+    assert {row["link"] for row in rows} == {"measured on 2 ranks over MPI"}
+    assert torch.tensor([row["seconds"] for row in rows]).isfinite().all()

@@ -1,0 +1,70 @@
+"""bench_embedding.py: words that are drawn as Zipf has it, its command line, and a job whose rows are documented."""
+
+import json
+import re
+from pathlib import Path
+
+import bench_embedding
+import numpy as np
+import pytest
+from embeddings.words import Size, batches
+
+from tests.mpi.launch import run_job
+
+API = Path(__file__).resolve().parents[2] / "docs" / "api.md"
+SIZE = Size(rows=50, dim=4, tokens=20_000, dense=10, exponent=1.0, compute_ms=0.0)
+
+
+def test_words_are_as_frequent_as_zipfs_law_has_it() -> None:
+    words = next(batches(SIZE, rank=0, seed=0)).numpy()
+    expected = 1 / np.arange(1, SIZE.rows + 1)
+    expected *= SIZE.tokens / expected.sum()
+    # Counts of independent draws: within five standard deviations each.
+    assert (np.abs(np.bincount(words, minlength=SIZE.rows) - expected) < 5 * np.sqrt(expected)).all()
+
+
+def test_ranks_and_seeds_draw_others() -> None:
+    drawn = [next(batches(SIZE, rank, seed)) for rank, seed in ((0, 0), (1, 0), (0, 1))]
+    assert not any(bool((drawn[i] == drawn[j]).all()) for i, j in ((0, 1), (0, 2), (1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--methods", "shardet"], "did you mean sharded?"),
+        (["--ranks", "4,1"], "at least 2; one alone sends nothing"),
+        (["--rates", "1 gb"], "100mbit"),
+        (["--tokens", "0"], "at least 1"),
+        (["--compute-ms", "-1"], "above 0"),
+    ],
+)
+def test_wrong_arguments(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench_embedding.main(arguments)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_job_measures_every_method_and_writes_documented_rows(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    run_job(
+        "mpi_scripts.bench_embedding", "--rows", "500", "--dim", "16", "--tokens", "60", "--dense", "100",
+        "--rounds", "2", "--steps", "2", "--json", str(file), np=2, launcher="mpirun", timeout=120,
+    )  # fmt: skip
+    rows = {row["method"]: row for row in json.loads(file.read_text())}
+    assert list(rows) == bench_embedding.DEFAULTS
+    section = API.read_text().split("## Training with a large embedding")[1].split("\n## ")[0]
+    documented = {
+        key
+        for line in section.splitlines()
+        if line.startswith("| `")
+        for key in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+    assert documented <= set(rows["sharded"])
+    assert rows["horovod"]["table_bytes"] is None
+    assert rows["horovod"]["horovod_table_bytes"] == 60 * (4 * 16 + 8)
+    # Half of the rows are a rank's own in the mean, not at each step: between none and all of them travel.
+    for name, entry in (("sharded", 4), ("sharded-fp16", 2)):
+        row = rows[name]
+        assert 8 < row["table_bytes"] < 8 + row["unique_rows"] * (4 + 2 * entry * 16)
+    assert rows["sharded"]["times_horovod"] > 0

@@ -1,0 +1,38 @@
+"""Readers of words on a command line: rates are what the emulated cluster reads, and written as they are read."""
+
+import argparse
+import math
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringprune.readers import rate, written_rate
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "mpi_scripts"))
+
+from emulated_cluster import bits_per_second
+
+
+@pytest.mark.parametrize("word", ["100mbit", "2.5gbit", "1GBIT", " 40gbit", "1500kbit", "2000000bit"])
+def test_a_rate_is_what_the_cluster_makes_of_it(word: str) -> None:
+    assert rate(word) == bits_per_second(word)
+
+
+def test_without_limit_is_infinite() -> None:
+    assert rate("unlimited") == math.inf
+    assert written_rate(math.inf) == "unlimited"
+    assert bits_per_second("unlimited") is None
+
+
+@given(st.floats(1, 1e15))
+def test_what_is_written_is_read_again_to_three_digits(bits: float) -> None:
+    assert rate(written_rate(bits)) == pytest.approx(bits, rel=5.1e-3)
+
+
+@pytest.mark.parametrize("word", ["", "fast", "10", "gbit", "-1gbit", "1 gbit", "0mbit", "1e9bit", "infbit", "10gb"])
+def test_what_is_no_rate_is_refused_with_an_example(word: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="100mbit"):
+        rate(word)
