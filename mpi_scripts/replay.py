@@ -49,7 +49,7 @@ A profile is a JSON file: "model", "provenance", "unit": "ms", and "layers", eac
 each tensor), "forward_ms" and "backward_ms", in the order of the forward pass.
 
 Methods: horovod (hvd.DistributedOptimizer as it is), and RingPrune's policies with their arguments; @priority behind
-one schedules what it sends (LayerPriority).
+one schedules what it sends (LayerPriority). auto chooses from the policies given beside it, and is timed when it has.
 
 Exit status: 0; 1 a job failed; 2 wrong arguments; 3 nothing can be measured here.
 """
@@ -118,6 +118,7 @@ def _job(cluster: Cluster, path: Path, rate: str, options: argparse.Namespace) -
     for name in ("trace", "plot"):
         if chosen := getattr(options, name):
             words += [f"--{name}", str(Path(chosen).resolve())]
+    words += ["--brief"] if options.brief else []
     torch = options.communicator == "torch" and HOROVOD not in options.methods
     return rows_of_job(cluster, options.ranks, words, timeout=options.time_limit, torch=torch)
 
@@ -156,6 +157,7 @@ def _parsed(arguments: Sequence[str] | None, is_rank: bool) -> argparse.Namespac
     add("--rounds", type=at_least(1), default=3, metavar="N", help="each replays all methods in turn; 3")
     add("--iterations", type=at_least(1), default=4, metavar="N", help="iterations that are timed in each; 4")
     add("--warmup", type=at_least(1), default=2, metavar="N", help="iterations before them; 2")
+    add("--brief", action="store_true", help="leave out exchanges with nothing else to do: network, bound, overlap")
     add("--time-limit", type=above_zero, default=900.0, metavar="S", help="seconds for each job; 900")
     add("--json", metavar="FILE", help="write the rows for programs; - is standard output")
     add("--trace", metavar="FILE", help="write what rank 0 did when, for chrome://tracing")

@@ -3,6 +3,7 @@
 Importing it starts neither MPI nor Horovod.
 """
 
+from ringprune.auto import Auto
 from ringprune.broadcast import broadcast_parameters
 from ringprune.comm import connect, simulate
 from ringprune.ddp_hook import ddp_hook
@@ -38,6 +39,7 @@ __all__ = [
     "MIPD",
     "P3",
     "ArgumentTypeError",
+    "Auto",
     "CheckpointError",
     "CollectiveMismatchError",
     "CommunicatorError",

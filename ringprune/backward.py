@@ -30,6 +30,9 @@ class Backward:
             the hooks fire in.
         excess: bound method, called with a parameter's name when it gets another gradient after its last pass.
 
+    Attributes:
+        ready: called with a parameter's position when its gradient has had its passes; None if nobody asks.
+
     Raises:
         ConfigurationError: a parameter is watched by another wrapper.
     """
@@ -55,6 +58,7 @@ class Backward:
                     "close() the first wrapper"
                 )
         self.passes = passes
+        self.ready: Callable[[int], None] | None = None
         # Weak: the methods' owner holds this object, and is to go when the user drops it.
         self._full, self._excess = weakref.WeakMethod(full), weakref.WeakMethod(excess)
         self._names, self._buckets, self._in_order = names, buckets, in_order
@@ -103,6 +107,8 @@ class Backward:
         self._left[index] -= 1
         if self._left[index]:
             return
+        if self.ready is not None:
+            self.ready(index)
         for bucket in self._buckets_of[index]:
             self._missing[bucket] -= 1
             if not self._in_order and not self._missing[bucket]:

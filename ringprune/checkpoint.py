@@ -27,10 +27,10 @@ class Origin:
     Attributes:
         rank: the rank that saved it.
         size: number of ranks.
-        step: exchanges made before.
-        flushed: whether it was saved after a flush, so that nothing in it is private to the rank.
-        local_steps: steps made since the last exchange, in update mode.
         keepers: number of ranks that keep something back: all of them, or one on each node of a hierarchy.
+        step: exchanges made before.
+        local_steps: steps made since the last exchange, in update mode.
+        flushed: whether it was saved after a flush, so that nothing in it is private to the rank.
     """
 
     rank: int

@@ -13,6 +13,7 @@ from ringprune.mode import Mode, Parts
 from ringprune.packing import no_rows
 from ringprune.plan import Bucket
 from ringprune.residual import Correction
+from ringprune.timeline import Timeline
 
 __all__ = ["GradientMode"]
 
@@ -22,10 +23,14 @@ class GradientMode(Mode):
 
     Args:
         parts: what it is built from.
+
+    Attributes:
+        timeline: notes when things happen, while somebody asks for it; no exchange then disturbs a backward pass.
     """
 
     def __init__(self, parts: Parts) -> None:
         policy = parts.policy
+        self.timeline: Timeline | None = None
         # The norm over all gradients is known only after backward.
         self._overlap = parts.settings.overlap and policy.clipping.norm is None
         self._specs, self._packed = parts.specs, [policy.routing.packed(spec) for spec in parts.specs]
@@ -41,11 +46,11 @@ class GradientMode(Mode):
     def _bucket_full(self, index: int) -> None:
         if not self._overlap:
             return
-        if self.exchange.checked or not any_embeddings():
+        if self.timeline is None and (self.exchange.checked or not any_embeddings()):
             self._start(index, None)
         else:
             # The first exchange begins with messages that are waited for: not in a backward pass, where another rank
-            # may wait for this one, in the push of a sharded embedding.
+            # may wait for this one, in the push of a sharded embedding. Nor in one that is being timed.
             self._held.append(index)
 
     def _excess(self, name: str) -> None:
@@ -133,6 +138,8 @@ class GradientMode(Mode):
         Raises:
             NonFiniteGradientError, UsageError: on all ranks together; nothing of the step is kept.
         """
+        if self.timeline is not None:
+            self.timeline.exchange()
         self._verdict.saw_gradient = self.backward.touched
         self._note_strangers()
         for finding in self._bad_rows():
@@ -148,6 +155,8 @@ class GradientMode(Mode):
                 self.metrics.skipped_steps += 1
         finally:
             self._verdict.clear()
+        if self.timeline is not None:
+            self.timeline.exchanged()
         return made
 
     def _finish_overlapped(self) -> bool:
@@ -226,6 +235,25 @@ class GradientMode(Mode):
             if spec.sparse:
                 param.grad = no_rows(param)
         super().initialise()
+
+    def time(self, timeline: Timeline | None) -> None:
+        """Note in ``timeline`` when things happen from the next step on; None stops that."""
+        self.timeline = timeline
+        self.backward.ready = None if timeline is None else timeline.ready
+
+    def keeps_something(self) -> bool:
+        """Whether an exchange may leave something for later ones."""
+        return bool(self.exchange.state())
+
+    def hand_over(self) -> None:
+        """After an exchange that sent everything as it is: give momentum back to the wrapped optimizer, and close.
+
+        All ranks call this between steps; where there is momentum, they take the mean of what each had.
+        """
+        if self._momentum is not None:
+            self._momentum.give_back(self.exchange.velocities())
+        self.metrics.divide_anew(self.exchange.bytes_by_parameter())
+        self.close()
 
     def flush(self) -> None:
         """Send all residuals, whole, and step on them; parameters that keep nothing back stay as they are.

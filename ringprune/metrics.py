@@ -73,6 +73,7 @@ class Metrics:
         self._steady = _Ledger()
         self._ledgers = [self._total]
         self._buckets: dict[int, dict[Content, float]] = {}
+        self._parameters: dict[str, dict[Content, float]] = {}
         self._seconds = dict.fromkeys(STAGES, 0.0)
         self._exchanged_steps = 1
 
@@ -118,6 +119,15 @@ class Metrics:
     def of_bucket(self, bucket: int) -> dict[Content, float]:
         """Bytes that a bucket has sent, by content."""
         return self._buckets.get(bucket, dict.fromkeys(CONTENTS, 0.0))
+
+    def of_parameter(self, name: str) -> dict[Content, float]:
+        """Bytes that a parameter has sent in buckets of before, by content; headers are of none."""
+        return dict(self._parameters.get(name, dict.fromkeys(CONTENTS, 0.0)))
+
+    def divide_anew(self, so_far: Mapping[str, Mapping[Content, float]]) -> None:
+        """Buckets will be others from now on; what parameters have sent in those of before is given."""
+        self._parameters = {name: {**sent, "headers": 0.0} for name, sent in so_far.items()}
+        self._buckets.clear()
 
     @property
     def headers(self) -> float:

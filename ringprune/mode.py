@@ -67,6 +67,7 @@ class Parts:
         sliced: the Plan's pieces, where it is one of pieces of the parameters.
         model: the model, if it was given.
         embeddings: sharded embeddings whose rows the wrapped optimizer has too, by name; they are exchanged elsewhere.
+        metrics: what counts, where it has counted before; None begins anew.
     """
 
     inner: torch.optim.Optimizer
@@ -80,6 +81,7 @@ class Parts:
     sliced: SlicedPlan | None = None
     model: torch.nn.Module | None = None
     embeddings: Mapping[str, ShardedEmbedding] = field(default_factory=dict)
+    metrics: Metrics | None = None
 
     @property
     def specs(self) -> tuple[ParamSpec, ...]:
@@ -113,7 +115,7 @@ class Mode(ABC):
         self._inner, self._policy, self._comm = parts.inner, parts.policy, comm
         self.embeddings = parts.embeddings
         self._known = {id(param) for param in self.updated}
-        self.metrics = Metrics(comm.traffic, plan.numel, nodes)
+        self.metrics = parts.metrics or Metrics(comm.traffic, plan.numel, nodes)
         device = parts.params[0].device if parts.params else torch.device("cpu")
         self._verdict = Verdict(comm, self.metrics, device, settings.nonfinite, expected=parts.scale.enabled)
         self.exchange = Exchange(
@@ -132,11 +134,17 @@ class Mode(ABC):
         self._drift = Drift(settings.check_every, comm, self.metrics)
         self._open = False
         self._found: list[tuple[Sequence[int], Tensor]] = []  # counts of NaN and infinite entries, not yet read
+        self._parts = parts
+        self.watch(settings.passes)
+
+    def watch(self, passes: int) -> None:
+        """Watch the parameters, of which nobody else does; a step is made of so many backward passes."""
+        parts = self._parts
         self.backward = Backward(
             [spec.name for spec in parts.specs],
             parts.params,
-            [parts.members(bucket) for bucket in plan.buckets],
-            settings.passes,
+            [parts.members(bucket) for bucket in self.plan.buckets],
+            passes,
             full=self._bucket_full,
             excess=self._excess,
             also={name: embedding.weight for name, embedding in self.embeddings.items()},

@@ -7,7 +7,7 @@ rank goes through one buffer per parameter after the exchange: ``buffer = m * bu
 momentum of the averaged gradient.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,6 +79,24 @@ class SharedMomentum:
             if packed and spec.name not in names:
                 self._buffers.pop(spec.name, None)
         self._adopted = step > 0
+
+    def give_back(self, velocities: Mapping[int, Tensor]) -> None:
+        """Make all momentum SGD's own again: what is the same on every rank, and what the ranks have had on average.
+
+        Args:
+            velocities: by position, the mean velocity of packed parameters.
+        """
+        if not self._adopted:
+            return  # no step was made: SGD has what it had
+        for position, (param, spec) in enumerate(zip(self._params, self._specs, strict=True)):
+            shared, velocity = self._buffers.get(spec.name), velocities.get(position)
+            parts = [part for part in (shared, velocity) if part is not None]
+            if self._group(spec)["momentum"] and parts:
+                total = _zeros(param)
+                for part in parts:
+                    total.add_(part)
+                self._optimizer.state[param]["momentum_buffer"] = total.to(param.dtype)
+        self._buffers, self._adopted = {}, False
 
     def _adopt(self) -> None:
         """Before the first step, take over the momentum SGD has from before it was wrapped or was broadcast.

@@ -1,21 +1,22 @@
 """DistributedOptimizer: wraps a torch optimizer and exchanges gradients before its step."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ringprune import arguments, checkpoint, sharded_state, wire
+from ringprune.auto import Auto, Pilot, as_choice
 from ringprune.comm.communicator import Communicator, Nodes
 from ringprune.errors import RingPruneError, UsageError
 from ringprune.gradient_mode import GradientMode
+from ringprune.greeting import Greeting
 from ringprune.guard import Guard
 from ringprune.mode import Parts, Settings
-from ringprune.plan import shake_hands
 from ringprune.planning import check_schedule, make_mode, make_plan, sparse_parameters
-from ringprune.policies import Policy, as_policy, check_abilities
+from ringprune.policies import Policy, check_abilities
 from ringprune.scaling import LossScale
 from ringprune.update_mode import UpdateMode
 from ringprune.validation import flag, whole_number
@@ -35,7 +36,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: the optimizer to wrap. Plain ``torch.optim.SGD`` with momentum gets momentum correction if the policy
             asks for it; any other keeps its own state and gets error feedback.
         named_parameters: ``model.named_parameters()``; None numbers them.
-        policy: a policy, or its name with its defaults.
+        policy: a policy, or its name with its defaults; ``"auto"``, or a :class:`ringprune.Auto`, chooses by itself.
         comm: a communicator, the name of one, or None for the default of :func:`ringprune.connect`: Horovod if
             initialised, else torch.distributed if initialised, else MPI. On ranks outside its group the wrapper only
             steps.
@@ -73,7 +74,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: torch.optim.Optimizer,
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
         *,
-        policy: Policy | str = "iwp",
+        policy: Policy | Auto | str = "iwp",
         comm: Communicator | str | None = None,
         backward_passes_per_step: int = 1,
         scaler: Any = None,
@@ -96,16 +97,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         outside = arguments.is_outside(process_set)
         if not outside:
             self._comm = arguments.communicator(comm, process_set)
-            outside = self._comm.size == 0
-        with nullcontext() if outside else self._told():
-            chosen = as_policy(policy)
+            greeting, outside = Greeting(self._comm), self._comm.size == 0
+        with nullcontext() if outside else greeting.told():
+            chosen, auto = as_choice(policy, {"hierarchical=True": hierarchical, "guard": guard is not None})
             self._inner = arguments.check_optimizer(optimizer, chosen)
             super().__init__(optimizer.param_groups, optimizer.defaults)
             self._share()
+            greeting.lives_with(self.param_groups)
             self._should_synchronize = True
             self._synchronized = self._skipped = self._scaled = self._flushed = self._closed = False
             self._mode: GradientMode | UpdateMode | None = None
             self._nodes: Nodes | None = None
+            self._pilot: Pilot | None = None
             if outside:
                 # There a GradScaler unscales and skips itself, as with any optimizer.
                 self._step_supports_amp_scaling = False
@@ -127,7 +130,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             named = arguments.name_parameters(optimizer, named_parameters)
             trained, embeddings = arguments.divide_parameters(named)
             specs = arguments.describe_parameters(trained, sparse_parameters(chosen, model, optimizer, hierarchical))
-            shared = [str(chosen), str(settings), str(scale), *arguments.describe(optimizer, statistics)]
+            shared = [str(auto or chosen), str(settings), str(scale), *arguments.describe(optimizer, statistics)]
             limit = whole_number("bucket_bytes", bucket_bytes, 1, 4 * wire.MAX_POSITIONS)
             params = [param for _, param, _ in trained]
             refused = {"scaler": scale.enabled, "guard": guard is not None, "hierarchical=True": hierarchical}
@@ -136,33 +139,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
             first_fact = f"hierarchical={flag('hierarchical', hierarchical)}"
         if hierarchical:
             # To divide the ranks is collective: not before all of them have come this far, and want it.
-            self._shake_hands([first_fact, "ranks to be divided by node"], None)
-        with self._told():
+            greeting.check([first_fact, "ranks to be divided by node"])
+        with greeting.told():
             self._nodes = arguments.divide(self._comm, chosen, params) if hierarchical else None
             if self._comm.rank == 0:
                 arguments.advise(optimizer, chosen, self._comm, model)
             more = (self._nodes, sliced, model, embeddings)
             parts = Parts(optimizer, params, plan, chosen, self._comm, scale, settings, *more)
-            self._mode = make_mode(parts, statistics)
+            self._pilot = None if auto is None else Pilot.of(auto, parts, limit)
+            self._mode = make_mode(parts, statistics) if self._pilot is None else self._pilot.mode
         try:
-            self._shake_hands([first_fact, f"wire format {wire.WIRE_VERSION}", *plan.facts], None)
+            greeting.check([first_fact, f"wire format {wire.WIRE_VERSION}", *plan.facts])
         except RingPruneError:
             self.close()
             raise
-
-    @contextmanager
-    def _told(self) -> Iterator[None]:
-        """Inside, an error of this rank is told to the others, which would wait for it."""
-        try:
-            yield
-        except Exception as error:
-            with suppress(RingPruneError):
-                self._shake_hands(["nothing"], f"{type(error).__name__}: {error}")
-            raise
-
-    def _shake_hands(self, facts: Sequence[str], failure: str | None) -> None:
-        params = [p for group in getattr(self, "param_groups", []) for p in group["params"]]
-        shake_hands(facts, self._comm, params[0].device if params else torch.device("cpu"), failure)
 
     def _share(self) -> None:
         """Param groups, state and defaults are the wrapped optimizer's own objects."""
@@ -271,6 +261,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if self._scaled and pending_scale is not None:
                 mode.scale.multiply(mode.updated, 1 / mode.scale.value)
             mode.step()
+            if self._pilot is not None:
+                self._mode = self._pilot.stepped()
         elif inside_scaler:
             mode.scale.tell(self)
         self._synchronized = self._skipped = self._scaled = False
@@ -322,7 +314,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def stats(self) -> dict[str, Any]:
         """Steps, bytes by content, ratios, densities and seconds per stage, as plain numbers (see metrics.py)."""
-        return {} if self._mode is None else self._mode.stats()
+        stats = {} if self._mode is None else self._mode.stats()
+        return stats if self._pilot is None else stats | {"auto": self._pilot.stats()}
 
     def flush(self) -> None:
         """Send what all ranks have kept back, whole, and step on it; all ranks call this between steps.
@@ -348,15 +341,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             mode.settle()
         state = sharded_state.save(self._inner)
         if mode is not None:
-            origin = checkpoint.Origin(
-                rank=self._comm.rank,
-                size=self._comm.size,
-                keepers=self._keepers,
-                step=mode.exchange.step,
-                local_steps=mode.local_steps,
-                flushed=self._flushed,
-            )
+            who, done = (self._comm.rank, self._comm.size, self._keepers), (mode.exchange.step, mode.local_steps)
+            origin = checkpoint.Origin(*who, *done, flushed=self._flushed)
             state["ringprune"] = checkpoint.save(origin, mode.state())
+            if self._pilot is not None:
+                state["ringprune"]["auto"] = self._pilot.state()
         return state
 
     @property
@@ -382,7 +371,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             entries = state_dict["ringprune"]["parameters"]
             if origin.flushed and not mode.keeps:
                 entries = checkpoint.without_kept(entries)
-            checkpoint.check_tensors(entries, mode.state_like(entries))
+
+            def fits(mode: GradientMode | UpdateMode) -> None:
+                checkpoint.check_tensors(entries, mode.state_like(entries))
+
+            if self._pilot is None:
+                fits(mode)
+            else:
+                mode = self._mode = self._pilot.resume(state_dict["ringprune"].get("auto", {}), fits)
         sharded_state.load(self._inner, {key: value for key, value in state_dict.items() if key != "ringprune"})
         self._share()
         if mode is not None:

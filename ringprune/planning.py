@@ -10,9 +10,10 @@ from ringprune.embedding import embedding_of
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.gradient_mode import GradientMode
 from ringprune.mode import Parts
-from ringprune.plan import ParamSpec, Plan, build_plan
+from ringprune.plan import ParamSpec, Plan
 from ringprune.policies import Policy
 from ringprune.priority_mode import PriorityMode
+from ringprune.routing import plan_of
 from ringprune.slicing import SlicedPlan, slice_plan
 from ringprune.update_mode import UpdateMode
 
@@ -23,9 +24,9 @@ def make_plan(
     policy: Policy, specs: Sequence[ParamSpec], params: Sequence[Tensor], bucket_bytes: int, facts: Iterable[str]
 ) -> tuple[Plan, SlicedPlan | None]:
     """What is exchanged, and its pieces where a schedule sends slices."""
-    packed = [policy.routing.packed(spec) for spec in specs]
     if policy.schedule is None:
-        return build_plan(specs, packed, bucket_bytes, facts), None
+        return plan_of(policy.routing, specs, bucket_bytes, facts), None
+    packed = [policy.routing.packed(spec) for spec in specs]
     # A slice is a view of its parameter, and of its gradient, whose norm may be clipped.
     uncut = policy.clipping.norm_per_tensor is not None
     whole = [uncut or not param.is_contiguous() for param in params]

@@ -1,11 +1,11 @@
 """Which tensors travel packed, dense or as rows; when a packed one is cheaper sent whole, and which way rows go."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from ringprune.plan import ParamSpec
+from ringprune.plan import ParamSpec, Plan, build_plan
 from ringprune.row_sets import set_words
 from ringprune.validation import one_of, whole_number
 
@@ -13,10 +13,12 @@ __all__ = [
     "WAYS",
     "AllDense",
     "LargeMatrices",
+    "Named",
     "Routing",
     "Rows",
     "cheapest",
     "expected_union",
+    "plan_of",
     "sent_whole",
     "way_costs",
 ]
@@ -54,7 +56,35 @@ class LargeMatrices:
         return not spec.sparse and len(spec.shape) > 1 and spec.numel >= self.min_numel and spec.dtype in PACKED_DTYPES
 
 
-Routing = AllDense | LargeMatrices
+@dataclass(frozen=True)
+class Named:
+    """Of what another routing packs, the buckets with these tensors; its other buckets are sent whole in their places.
+
+    Args:
+        names: of tensors.
+        of: the other routing.
+    """
+
+    names: frozenset[str]
+    of: LargeMatrices = LargeMatrices()
+
+    def packed(self, spec: ParamSpec) -> bool:
+        """Whether the parameter travels packed."""
+        return spec.name in self.names and self.of.packed(spec)
+
+
+Routing = AllDense | LargeMatrices | Named
+
+
+def plan_of(routing: Routing, specs: Sequence[ParamSpec], bucket_bytes: int, facts: Iterable[str]) -> Plan:
+    """The buckets of a routing; see :func:`ringprune.plan.build_plan`."""
+    if not isinstance(routing, Named):
+        return build_plan(specs, [routing.packed(spec) for spec in specs], bucket_bytes, facts)
+    plan = plan_of(routing.of, specs, bucket_bytes, facts)
+    # Moved behind the packed ones, what fills early would wait for what fills last.
+    whole = [not any(routing.packed(specs[member]) for member in bucket.members) for bucket in plan.buckets]
+    buckets = (replace(b, route="dense") if w else b for b, w in zip(plan.buckets, whole, strict=True))
+    return replace(plan, buckets=tuple(buckets))
 
 
 def sent_whole(density: float) -> bool:

@@ -11,9 +11,9 @@ from exchanges.job import Job
 from exchanges.rows import facts
 
 from replays.measure import Seen, Sizes, replay
-from replays.methods import ALONE, HOROVOD, Method, named
+from replays.methods import ALONE, AUTO, HOROVOD, Method, named
 from replays.model import Event
-from replays.rows import Timing, row_of
+from replays.rows import Timing, against_best, row_of
 from ringprune.profiles.format import Profile, read
 
 __all__ = ["rows"]
@@ -36,7 +36,7 @@ def rows(options: argparse.Namespace, job: Job) -> tuple[list[dict[str, Any]], d
         for method in methods:
             _tell(job, f"{profile.model}, round {number + 1} of {options.rounds}: {method.name}")
             seen = _replay(job, method, profile, options, traced=number == options.rounds - 1)
-            bare = _replay(job, method, profile, options, traced=False, silent=True)
+            bare = [] if options.brief else _replay(job, method, profile, options, traced=False, silent=True)
             _add(timings[method.name], seen, bare, options.time_scale)
             events[method.name] = seen[0].events
     reference = timings[HOROVOD].iterations if HOROVOD in timings else None
@@ -47,6 +47,8 @@ def rows(options: argparse.Namespace, job: Job) -> tuple[list[dict[str, Any]], d
         row_of(name, profile, timing, whole, None if name == HOROVOD else reference) | extra | facts(job.library, load)
         for name, timing in timings.items()
     ]
+    fixed = [row for row in made if row["method"] not in (AUTO, HOROVOD)]
+    made = [row | (against_best(row, fixed) if row["method"] == AUTO and fixed else {}) for row in made]
     return made, events
 
 
@@ -64,7 +66,9 @@ def _slowest(seen: Sequence[Seen]) -> float:
 
 def _add(timing: Timing, seen: Sequence[Seen], bare: Sequence[Seen], scale: float) -> None:
     timing.iterations.append(_slowest(seen) / scale)
-    timing.communication.append(_slowest(bare) / scale)
+    timing.auto.extend([seen[0].auto] if seen[0].auto else [])
+    if bare:
+        timing.communication.append(_slowest(bare) / scale)
     several = len({one.host for one in seen}) > 1
     sent = [sum(n for name, n in one.transmitted.items() if (name == "lo") != several) for one in seen]
     timing.transmitted.append(sum(sent) / len(sent))

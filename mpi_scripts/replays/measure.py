@@ -4,6 +4,7 @@ import gc
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from exchanges import interfaces, processors
 from exchanges.job import Job
@@ -39,6 +40,7 @@ class Seen:
         busy: how busy this process and its machine were.
         host: where.
         events: what was done in the last iterations; times are since they began.
+        auto: what a policy that chooses by itself has measured, predicted and chosen.
     """
 
     seconds: float
@@ -46,6 +48,7 @@ class Seen:
     busy: Busy
     host: str
     events: list[Event]
+    auto: dict[str, Any]
 
 
 def replay(
@@ -69,6 +72,8 @@ def replay(
     replayed = method.build(job, model, communicator)
     try:
         _iterate(model, replayed.step, sizes.warmup)
+        while replayed.auto().get("deciding"):
+            _iterate(model, replayed.step, 1)
         # Nothing is finished here: what the first of these iterations finds under way, the last one leaves so.
         before, busy = interfaces.sent(), processors.now()
         job.barrier()
@@ -82,7 +87,7 @@ def replay(
         job.barrier()
         kept = traced and job.rank == 0
         events = [(what, name, a - start, b - start) for what, name, a, b in model.events] if kept else []
-        return job.gather(Seen(seconds, sent, busy, interfaces.host(), events))
+        return job.gather(Seen(seconds, sent, busy, interfaces.host(), events, replayed.auto()))
     finally:
         replayed.close()
         del replayed, model

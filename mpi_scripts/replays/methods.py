@@ -17,7 +17,7 @@ from ringprune.simulation.spec import parse
 
 __all__ = ["ALONE", "COMMUNICATORS", "DEFAULTS", "HOROVOD", "Method", "Replayed", "named", "policy_of"]
 
-HOROVOD, ALONE, PRIORITY = "horovod", "alone", "@priority"
+HOROVOD, ALONE, AUTO, PRIORITY = "horovod", "alone", "auto", "@priority"
 DEFAULTS = (HOROVOD, "dense", "p3")
 COMMUNICATORS = ("horovod", "mpi", "torch")
 
@@ -27,6 +27,10 @@ class Replayed(Protocol):
 
     def step(self) -> None:
         """What follows the backward pass."""
+        ...
+
+    def auto(self) -> dict[str, Any]:
+        """What it has measured, predicted and chosen; ``deciding`` is alike on all ranks. Empty where nothing is."""
         ...
 
     def finish(self) -> None:
@@ -58,6 +62,10 @@ class _Alone:
     def step(self) -> None:
         self._model.zero_grad()
 
+    def auto(self) -> dict[str, Any]:
+        """Nothing is chosen."""
+        return {}
+
     def finish(self) -> None:
         """Nothing is under way."""
 
@@ -75,6 +83,11 @@ class _Wrapped:
         self._optimizer.step()
         self._optimizer.zero_grad()
 
+    def auto(self) -> dict[str, Any]:
+        """What a policy that chooses by itself tells."""
+        found: dict[str, Any] = getattr(self._optimizer, "stats", dict)().get("auto", {})
+        return found
+
     def finish(self) -> None:
         self._finish()
 
@@ -90,14 +103,13 @@ def _horovod(job: Job, model: Waiting, communicator: str) -> Replayed:
     return _Wrapped(optimizer, lambda: None, lambda: None)
 
 
-def _ringprune(text: str) -> Callable[[Job, Waiting, str], Replayed]:
+def _ringprune(policy: rp.Policy | rp.Auto) -> Callable[[Job, Waiting, str], Replayed]:
     def build(job: Job, model: Waiting, communicator: str) -> Replayed:
         if communicator == "horovod":
             _initialised()
         elif communicator == "torch":
             job.join_torch()
         comm = Noting(rp.connect(communicator), model.note)
-        policy = policy_of(text)
         optimizer = rp.DistributedOptimizer(
             Nothing(model.parameters()), model.named_parameters(), policy=policy, comm=comm, model=model
         )
@@ -107,19 +119,28 @@ def _ringprune(text: str) -> Callable[[Job, Waiting, str], Replayed]:
             comm.close()
 
         # Only a schedule leaves something under way after step().
-        finish = optimizer.synchronize if policy.schedule is not None else lambda: None
+        schedules = isinstance(policy, rp.Policy) and policy.schedule is not None
+        finish = optimizer.synchronize if schedules else lambda: None
         return _Wrapped(optimizer, close, finish)
 
     return build
 
 
 def named(names: Sequence[str]) -> list[Method]:
-    """The methods of these names.
+    """The methods of these names; ``auto`` chooses from the policies among them.
 
     Raises:
         ValueError: one is neither Horovod, ``alone`` nor a policy; says which there are.
     """
-    return [_named(name) for name in dict.fromkeys(names)]
+    found = [_named(name) for name in dict.fromkeys(names) if name != AUTO]
+    if AUTO not in names:
+        return found
+    policies = [policy_of(method.name) for method in found if method.name not in (HOROVOD, ALONE)]
+    try:
+        auto = rp.Auto(tuple(policies))
+    except ConfigurationError as error:
+        raise ValueError(f"{AUTO} chooses from the other methods that are replayed: {error}") from error
+    return [*found, Method(AUTO, _ringprune(auto))]
 
 
 def policy_of(text: str) -> rp.Policy:
@@ -142,7 +163,7 @@ def _named(name: str) -> Method:
     except ConfigurationError as error:
         near = difflib.get_close_matches(name, (HOROVOD, ALONE), n=1)
         raise ValueError(f"{error}{f'; did you mean {near[0]}?' if near else ''}") from error
-    return Method(name, _ringprune(name))
+    return Method(name, _ringprune(policy_of(name)))
 
 
 def _initialised() -> Any:

@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median, stdev
 from typing import Any
 
 from ringprune.profiles.format import Profile
 
-__all__ = ["Row", "Timing", "row_of"]
+__all__ = ["Row", "Timing", "against_best", "error_of", "row_of"]
 
 Row = dict[str, Any]
 
@@ -19,15 +19,17 @@ class Timing:
 
     Attributes:
         iterations: of an iteration.
-        communication: of an exchange with nothing else to do.
+        communication: of an exchange with nothing else to do; empty where that was left out.
         transmitted: bytes a host sent per iteration.
         foreign: cores that others kept busy.
+        auto: what a policy that chooses by itself told; empty of others.
     """
 
     iterations: list[float]
     communication: list[float]
     transmitted: list[float]
     foreign: list[float]
+    auto: list[dict[str, Any]] = field(default_factory=list)
 
 
 def row_of(method: str, profile: Profile, timing: Timing, compute: float, reference: Sequence[float] | None) -> Row:
@@ -40,8 +42,9 @@ def row_of(method: str, profile: Profile, timing: Timing, compute: float, refere
         compute: seconds of an iteration without any exchange, as measured.
         reference: plain Horovod's iterations, in the same rounds; None where it was not replayed.
     """
-    seconds, communication = median(timing.iterations), median(timing.communication)
-    bound = max(compute, communication)
+    seconds = median(timing.iterations)
+    communication = median(timing.communication) if timing.communication else None
+    bound = None if communication is None else max(compute, communication)
     gains = (
         []
         if reference is None
@@ -55,16 +58,38 @@ def row_of(method: str, profile: Profile, timing: Timing, compute: float, refere
         "compute_seconds": compute,
         "communication_seconds": communication,
         "bound_seconds": bound,
-        "over_bound": seconds / bound - 1,
-        "overlap": _overlap(compute, communication, seconds),
+        "over_bound": None if bound is None else seconds / bound - 1,
+        "overlap": None if communication is None else _overlap(compute, communication, seconds),
         "gain_over_horovod": median(gains) if gains else None,
         "gain_each": gains,
-        "gain_error": stdev(gains) / math.sqrt(len(gains)) if len(gains) > 1 else None,
+        "gain_error": error_of(gains),
+        "auto": timing.auto,
+        "best": None,
+        "over_best": None,
+        "over_best_each": [],
+        "over_best_error": None,
         "nic_bytes_per_rank": median(timing.transmitted),
         "foreign_cores": median(timing.foreign),
         "entries": profile.entries,
         "provenance": profile.provenance,
     }
+
+
+def against_best(chosen: Row, fixed: Sequence[Row]) -> Row:
+    """What a method that chooses by itself took over the fastest of those that do not, round by round."""
+    best = min(fixed, key=lambda row: float(row["seconds"]))
+    each = [ours / theirs for ours, theirs in zip(chosen["seconds_each"], best["seconds_each"], strict=True)]
+    return {
+        "best": best["method"],
+        "over_best": median(each) - 1,
+        "over_best_each": [ratio - 1 for ratio in each],
+        "over_best_error": error_of(each),
+    }
+
+
+def error_of(values: Sequence[float]) -> float | None:
+    """The standard error of a mean; None of fewer than two values."""
+    return stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
 
 
 def _overlap(compute: float, communication: float, seconds: float) -> float | None:

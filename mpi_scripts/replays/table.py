@@ -19,6 +19,8 @@ COLUMNS = (
     ("overlap", "overlap", ".2f", 1),
     ("gain", "gain_over_horovod", "+.1%", 1),
     ("+-", "gain_error", ".1%", 1),
+    ("over best", "over_best", "+.1%", 1),
+    ("+- ", "over_best_error", ".1%", 1),
     ("nic MB", "nic_bytes_per_rank", ",.1f", 1e-6),
     ("foreign", "foreign_cores", ".1f", 1),
 )
@@ -29,6 +31,7 @@ compute    of an iteration that exchanges nothing; network: of an exchange with 
 bound      the longer of these two; over: how much longer the iteration is
 overlap    0: one after the other; 1: the shorter is hidden by the longer
 gain       iterations per second against plain Horovod in the same round; median, and its standard error
+over best  of auto: how much longer than the fastest policy beside it, round by round; and its standard error
 foreign    cores that other processes kept busy: above a few tenths believe the bytes, not the times"""
 
 

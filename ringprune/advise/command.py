@@ -9,8 +9,7 @@ from pathlib import Path
 
 from ringprune.advise.figure import RATES, draw
 from ringprune.advise.known import MODELS, of_entries, workload
-from ringprune.advise.measure import measured
-from ringprune.advise.probe import probe
+from ringprune.advise.overheads import overheads
 from ringprune.advise.rows import DENSE, METHODS, Row, curve, rows_of
 from ringprune.advise.words import COLUMNS, LEGEND, mixtures, sentence
 from ringprune.bench.table import print_table
@@ -18,6 +17,8 @@ from ringprune.comm import connect
 from ringprune.errors import ConfigurationError, RingPruneError
 from ringprune.policies import Policy
 from ringprune.prediction import DEVICES, GOODPUT, LATENCY_SECONDS, Link, Setting, Speeds, Workload
+from ringprune.probing.links import probe
+from ringprune.probing.speeds import measured
 from ringprune.readers import above_zero, at_least, picture, rate, share, target, written_rate
 from ringprune.simulation.spec import parse
 
@@ -97,7 +98,7 @@ def _run(options: argparse.Namespace) -> int:
             return 0
         if options.ranks is None:
             raise ConfigurationError("--ranks N is missing: how many ranks there are")
-        speeds = measured() if options.measure else DEVICES[options.device]
+        speeds = measured(*overheads()) if options.measure else DEVICES[options.device]
         link_of = partial(Link.of_rate, latency_seconds=options.latency_us / 1e6, goodput=options.goodput)
         setting = Setting(found, options.ranks, link_of(options.rate), speeds)
         rows = [row | _facts(setting, options) for row in rows_of(setting, methods, link_of)]
@@ -161,7 +162,7 @@ def _workload(options: argparse.Namespace) -> Workload:
 def _facts(setting: Setting, options: argparse.Namespace) -> Row:
     return {
         "rate": written_rate(options.rate),
-        "latency_seconds": setting.link.latency_seconds,
+        "latency_seconds": options.latency_us / 1e6,
         "goodput": options.goodput,
         "link": options.link,
         "compute": setting.workload.provenance,

@@ -25,7 +25,7 @@ from ringprune.exchange.rows import RowsLane
 from ringprune.exchange.start_check import check_start
 from ringprune.exchange.watch import Watch
 from ringprune.guard import Guard
-from ringprune.metrics import CONTENTS, Content, Metrics
+from ringprune.metrics import Content, Metrics
 from ringprune.plan import Bucket, Plan
 from ringprune.policies.policy import Policy
 from ringprune.reduction import Mean, RingChoice, choose_ring
@@ -271,6 +271,20 @@ class Exchange:
             if keeps:
                 lane.flush([outputs[i] for i in lane.bucket.members])
 
+    def send_whole(self) -> None:
+        """From the next exchange on send everything, and as it is: afterwards no residual holds anything."""
+        self.forget()
+        self._setting.whole = True
+
+    def velocities(self) -> dict[int, Tensor]:
+        """The mean over the ranks of each packed tensor's velocity, float32, of its shape; all ranks call this."""
+        means: dict[int, Tensor] = {}
+        for lane in self._lanes:
+            if isinstance(lane, KeptLane):
+                lane.average_velocity()
+                means |= {member: kinds["velocity"] for member, kinds in lane.state().items() if "velocity" in kinds}
+        return {member: mean.view(self._plan.params[member].shape) for member, mean in means.items()}
+
     def forget(self) -> None:
         """Wait for what was begun of the next step and forget it; on all ranks. It is begun again when it is needed."""
         for lane in self._lanes:
@@ -325,7 +339,7 @@ class Exchange:
         """
         spec_numels = [spec.numel for spec in self._plan.params]
         metrics, params = self._setting.metrics, self._plan.params
-        shares: dict[str, dict[Content, float]] = {spec.name: dict.fromkeys(CONTENTS, 0.0) for spec in params}
+        shares: dict[str, dict[Content, float]] = {spec.name: metrics.of_parameter(spec.name) for spec in params}
         for lane in map(_exchanging, self._lanes):
             sent = lane.sent.tolist() if isinstance(lane, KeptLane) else lane.bucket.numels
             for member, part in zip(lane.bucket.members, sent, strict=True):
@@ -333,7 +347,7 @@ class Exchange:
                     numels = content == "dense" or not sum(sent)
                     whole = lane.bucket.numel if numels else sum(sent)
                     share = spec_numels[member] if numels else part
-                    shares[params[member].name][content] = total * share / max(1, whole)
+                    shares[params[member].name][content] += total * share / max(1, whole)
         for share in shares.values():
             share["headers"] = metrics.headers / len(params)
         return shares

@@ -102,6 +102,13 @@ class KeptLane(Lane):
         if velocity is not None:
             velocity.wait()
 
+    def average_velocity(self) -> None:
+        """Make the velocity, where there is one, its mean over the ranks."""
+        if self.residual.velocity is not None:
+            with self._setting.metrics.sending("dense", self.bucket.index):
+                name = f"bucket {self.bucket.index} velocity"
+                Mean().start(self._setting.comm, self.residual.velocity, name=name).wait()
+
     def state(self) -> StateOf:
         """Residual and velocity, flat."""
         state: StateOf = {}

@@ -49,6 +49,7 @@ class Setting:
         guard: what looks after packed tensors; None if nothing does.
         rotation: whose turn it is, where packed tensors take turns.
         in_place: gradients are the exchange's until it is over, and may be overwritten.
+        whole: send all entries, and as they are, so that nothing is kept back.
     """
 
     policy: Policy
@@ -63,6 +64,7 @@ class Setting:
     guard: Guard | None = None
     rotation: Rotation | None = None
     in_place: bool = False
+    whole: bool = False
 
     def sums_by_ring(self, values: Tensor) -> bool:
         """Whether ``values`` are summed by our ring."""
@@ -158,7 +160,7 @@ class Lane(ABC):
     def _reduce(self, values: Tensor) -> None:
         """[6] Start the reduction of this step's values."""
         with self._setting.metrics.stage("reduce"), self._setting.metrics.sending(self._content, self.bucket.index):
-            code = self._code() if values.dtype == torch.float32 else None
+            code = self._code() if values.dtype == torch.float32 and not self._setting.whole else None
             name = f"bucket {self.bucket.index} {self._content}"
             # Coded values are rounded twice by two collectives, by the ring at each hop: so only where it is asked for.
             ring = self._setting.sums_by_ring(values) and (code is None or self._setting.policy.reduction == "ring")

@@ -82,7 +82,7 @@ class PackedLane(KeptLane):
                 self._next_rms = importance.root_mean_square(self._weights())
         self._proposals = self._explored = self._positions = None
         density = policy.density.at(step)
-        self._whole = sent_whole(density) or (self.watch is not None and all(self.watch.whole))
+        self._whole = sent_whole(density) or self._setting.whole or (self.watch is not None and all(self.watch.whole))
         self._counts = [] if self._whole else self._shares(step, density)
 
     def _shares(self, step: int, density: float) -> list[int]:

@@ -1,13 +1,14 @@
 """What pays: which method, which buckets of it are better sent whole, and from which rate on nothing does."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 from ringprune.errors import ConfigurationError
-from ringprune.plan import Bucket, Route
+from ringprune.plan import Bucket, Plan, Route
 from ringprune.policies.policy import Policy
-from ringprune.prediction.link import Link
+from ringprune.prediction.link import Link, Network
 from ringprune.prediction.speeds import Speeds
 from ringprune.prediction.step import Prediction, Setting, predict
 from ringprune.prediction.work import work_of
@@ -17,6 +18,9 @@ __all__ = ["MARGIN", "Mixture", "best", "cheaper_route", "crossover", "mix"]
 MARGIN = 0.05
 """A method has to be predicted faster by this share than what leaves less out: it costs accuracy and memory, and no
 prediction is exact."""
+
+MIXTURES = 16
+"""Places that are tried, of those up to which buckets are packed, before the neighbours of the best."""
 
 SLOWEST, FASTEST = 1e6, 1e13
 """Rates in bit/s between which a crossover is looked for."""
@@ -42,7 +46,7 @@ class Mixture:
     prediction: Prediction
 
 
-def cheaper_route(bucket: Bucket, policy: Policy, ranks: int, link: Link, speeds: Speeds) -> tuple[Route, float]:
+def cheaper_route(bucket: Bucket, policy: Policy, ranks: int, link: Network, speeds: Speeds) -> tuple[Route, float]:
     """The cheaper way of a bucket that has nothing to hide behind.
 
     Returns:
@@ -57,23 +61,38 @@ def cheaper_route(bucket: Bucket, policy: Policy, ranks: int, link: Link, speeds
 def mix(setting: Setting, policy: Policy) -> Mixture:
     """Which packed buckets are better sent whole, so that the step is the shortest.
 
-    Messages of some buckets are hidden by compute, those of others are not, so single buckets do not decide: they are
-    put in the order of what packing saves, and packed from the first up to that place where the step is predicted to
-    be the shortest.
+    Messages of some buckets are hidden by compute, those of others are not, so single buckets do not decide. They are
+    put in an order, and packed from the first up to that place where the step is predicted to be the shortest: in the
+    order of what packing saves, and from the last on, whose gradients come when no compute is left to hide behind.
     """
-    buckets = setting.workload.plan(policy, setting.bucket_bytes).buckets
+    plan = setting.workload.plan(policy, setting.bucket_bytes)
     gains: dict[int, float] = {}
-    for bucket in buckets:
+    for bucket in plan.buckets:
         if bucket.route == "packed":
             route, saved = cheaper_route(bucket, policy, setting.ranks, setting.link, setting.speeds)
             gains[bucket.index] = saved if route == "packed" else -saved
-    order = sorted(gains, key=lambda index: (-gains[index], index))
-    mixtures = []
-    for packed in range(len(order), -1, -1):
-        whole = set(order[packed:])
-        routes = tuple[Route, ...]("dense" if b.index in whole else b.route for b in buckets)
-        mixtures.append(Mixture(routes, len(whole), len(order), predict(setting, policy, routes)))
+    orders = sorted(gains, key=lambda index: -gains[index]), sorted(gains, reverse=True)
+    mixtures = [_mixed_in(order, plan, setting, policy) for order in orders]
     return min(mixtures, key=lambda mixture: mixture.prediction.seconds)
+
+
+def _mixed_in(order: Sequence[int], plan: Plan, setting: Setting, policy: Policy) -> Mixture:
+    """The mixture of which the buckets before some place in ``order`` are packed, and the others whole."""
+
+    @cache
+    def mixture(packed: int) -> Mixture:
+        whole = set(order[packed:])
+        routes = tuple[Route, ...]("dense" if b.index in whole else b.route for b in plan.buckets)
+        return Mixture(routes, len(whole), len(order), predict(setting, policy, routes))
+
+    def shortest(places: Iterable[int]) -> int:
+        return min(places, key=lambda packed: (mixture(packed).prediction.seconds, -packed))
+
+    # A large model has hundreds of buckets: first in strides, then around what was best of those.
+    stride = -(-(len(order) + 1) // MIXTURES)
+    place = shortest([*range(0, len(order), stride), len(order)])
+    around = range(max(0, place - stride), min(len(order), place + stride) + 1)
+    return mixture(shortest(around) if stride <= MIXTURES else place)
 
 
 def best(seconds: Mapping[str, float], margin: float = MARGIN) -> str:

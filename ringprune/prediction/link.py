@@ -4,12 +4,15 @@ After: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communi
 19(1), 2005: a message of B bytes takes alpha + B / beta, and a collective as many of these as its algorithm has hops.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, Protocol
 
+from ringprune.errors import ConfigurationError
 from ringprune.validation import real_number
 
-__all__ = ["GOODPUT", "LATENCY_SECONDS", "Kind", "Link"]
+__all__ = ["GOODPUT", "LATENCY_SECONDS", "Kind", "Link", "MeasuredLink", "Network"]
 
 Kind = Literal["allreduce", "broadcast", "allgather", "alltoall", "ring"]
 
@@ -19,6 +22,13 @@ timestamps), and 38 more bytes are Ethernet's header, checksum, preamble and gap
 
 LATENCY_SECONDS = 50e-6
 """From one rank to another over TCP on one switch, the library's share included: assumed, not measured."""
+
+
+class Network(Protocol):
+    """What tells how long collectives take."""
+
+    def seconds(self, kind: Kind, payload: float, ranks: int) -> float:
+        """What a collective takes while nothing else is sent; see :meth:`Link.seconds`."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,50 @@ class Link:
             return 0.0
         ways = _ways(kind, payload, ranks)
         return min(hops * self.latency_seconds + sent / self.bytes_per_second for hops, sent in ways)
+
+
+@dataclass(frozen=True)
+class MeasuredLink:
+    """The ranks' links as their collectives have found them: straight lines between what was measured.
+
+    Args:
+        points: of each kind of collective pairs of payload in bytes, as :meth:`Link.seconds` takes it, and seconds; two
+            or more, payloads ascending.
+        ranks: who measured; times of any other number of ranks are not known.
+
+    Raises:
+        ConfigurationError: there are too few points of a kind, or payloads do not ascend.
+    """
+
+    points: Mapping[Kind, tuple[tuple[float, float], ...]]
+    ranks: int
+
+    def __post_init__(self) -> None:
+        for kind, points in self.points.items():
+            if len(points) < 2 or any(a[0] >= b[0] for a, b in pairwise(points)):
+                raise ConfigurationError(f"{kind}: two points or more, payloads ascending; got {points}")
+
+    def seconds(self, kind: Kind, payload: float, ranks: int) -> float:
+        """What a collective takes; beyond the largest message that was measured as from the last to it.
+
+        Raises:
+            ConfigurationError: the kind, or that number of ranks, was not measured.
+        """
+        if ranks == 1:
+            return 0.0
+        if kind not in self.points or ranks != self.ranks:
+            raise ConfigurationError(f"{kind} was not measured on {ranks} ranks")
+        points = self.points[kind]
+        low, high = next((pair for pair in pairwise(points) if payload <= pair[1][0]), (points[-2], points[-1]))
+        # Noise may have made a longer message the quicker one; a still longer one is not quicker for that.
+        slope = max(0.0, high[1] - low[1]) / (high[0] - low[0])
+        return max(0.0, low[1] + slope * max(0.0, payload - low[0]))
+
+    @property
+    def bytes_per_second(self) -> float:
+        """What the longest allreduce that was measured sent and received per second, on each rank."""
+        payload, seconds = self.points["allreduce"][-1]
+        return 2 * (self.ranks - 1) / self.ranks * payload / max(seconds, 1e-9)
 
 
 def _ways(kind: Kind, payload: float, ranks: int) -> list[tuple[int, float]]:

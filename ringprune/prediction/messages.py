@@ -10,7 +10,7 @@ from ringprune.errors import ConfigurationError
 from ringprune.metrics import Content
 from ringprune.plan import Bucket, Route
 from ringprune.policies.policy import Policy
-from ringprune.prediction.link import Kind, Link
+from ringprune.prediction.link import Kind, Network
 from ringprune.reduction.ring import chunk_counts
 from ringprune.routing import sent_whole
 from ringprune.selection import budgets, shares
@@ -47,7 +47,7 @@ class Message:
     share: float = 1.0
     count: int = 1
 
-    def seconds(self, link: Link, ranks: int) -> float:
+    def seconds(self, link: Network, ranks: int) -> float:
         """What it takes on average while nothing else is sent."""
         return self.share * self.count * link.seconds(self.kind, self.payload, ranks)
 

@@ -16,6 +16,7 @@ class Speeds:
         accumulate: per entry: add gradients to the residual.
         select: per entry: accumulate, score and select in one pass.
         copy: per entry: copy a bucket into a message, or out of it.
+        whole: per entry that travels as it is: look for NaN, divide the sum by the number of ranks.
         fill: per entry: write the dense gradients anew at unpacking, zeros for the most part.
         kept: per entry of the index set: take it out of the residual, or put it into the gradients.
         merge: per pair of index and value that is summed, where each rank has its own.
@@ -29,6 +30,7 @@ class Speeds:
     accumulate: float
     select: float
     copy: float
+    whole: float
     fill: float
     kept: float
     merge: float
@@ -53,9 +55,10 @@ class Speeds:
         """The figures that matter most, for people."""
         entry = f"{1e9 * self.accumulate:.2f} accumulate, {1e9 * self.select:.2f} select, {1e9 * self.copy:.2f} copy"
         code = f"{1e9 * self.encode_index:.1f} code, {1e9 * self.decode_index:.1f} decode"
+        whole = f"{1e9 * self.whole:.2f} whole, {1e9 * self.fill:.2f} fill"
         return (
-            f"ns per entry: {entry}, {1e9 * self.fill:.2f} fill; per entry kept: {1e9 * self.kept:.1f} take or put, "
-            f"{code}; us: {1e6 * self.message:.0f} per message, {1e6 * self.tensor:.0f} per tensor"
+            f"ns per entry: {entry}, {whole}; per entry kept: {1e9 * self.kept:.1f} take or put, {code}; us: "
+            f"{1e6 * self.message:.0f} per message, {1e6 * self.tensor:.0f} per tensor"
         )
 
 
@@ -64,6 +67,7 @@ CPU = Speeds(
     accumulate=1.05e-9,
     select=1.65e-9,
     copy=0.46e-9,
+    whole=0.55e-9,
     fill=0.27e-9,
     kept=12e-9,
     merge=12e-9,
@@ -93,6 +97,7 @@ GPU = replace(
     accumulate=20 / _MEMORY,
     select=28 / _MEMORY,
     copy=8 / _MEMORY,
+    whole=12 / _MEMORY,
     fill=4 / _MEMORY,
     kept=4 * _SECTOR / _MEMORY,
     merge=_over_the_bus(CPU.merge),

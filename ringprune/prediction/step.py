@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ringprune.metrics import Content
 from ringprune.plan import Route
 from ringprune.policies.policy import Policy
-from ringprune.prediction.link import Link
+from ringprune.prediction.link import Network
 from ringprune.prediction.messages import Message, bytes_sent, check_predictable, verdict
 from ringprune.prediction.speeds import Speeds
 from ringprune.prediction.work import Work, work_of
@@ -31,13 +31,15 @@ class Setting:
         link: each rank's.
         speeds: what the exchange costs the processor.
         bucket_bytes: the wrapper's.
+        overlap: exchanges start during backward; else behind it.
     """
 
     workload: Workload
     ranks: int
-    link: Link
+    link: Network
     speeds: Speeds
     bucket_bytes: int = BUCKET_BYTES
+    overlap: bool = True
 
 
 @dataclass(frozen=True)
@@ -84,10 +86,10 @@ def predict(setting: Setting, policy: Policy, routes: Sequence[Route] | None = N
     compute = workload.compute_seconds
     sent = bytes_sent([turn.message for work in works for turn in work.turns] + [run.verdict], ranks)
     steps = 1
-    if policy.local_steps is None:
+    if policy.local_steps is None and setting.overlap:
         seconds = run.during_backward()
     else:  # the exchange follows the last of the steps, and hides behind none
-        steps = policy.local_steps.count
+        steps = 1 if policy.local_steps is None else policy.local_steps.count
         seconds = compute + run.afterwards() / steps
     return Prediction(
         seconds,

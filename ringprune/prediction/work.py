@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ringprune.plan import Bucket, Route
 from ringprune.policies.policy import Policy
-from ringprune.prediction.link import Link
+from ringprune.prediction.link import Network
 from ringprune.prediction.messages import Message, kept, messages, proposed, roots, value_code_of
 from ringprune.prediction.speeds import Speeds
 from ringprune.routing import sent_whole
@@ -46,7 +46,7 @@ class Work:
         """All of the processor's time."""
         return self.start + sum(turn.seconds for turn in self.turns) + self.finish
 
-    def seconds(self, link: Link, ranks: int) -> float:
+    def seconds(self, link: Network, ranks: int) -> float:
         """The bucket alone, with nothing to hide behind."""
         return self.local_seconds + sum(turn.message.seconds(link, ranks) for turn in self.turns)
 
@@ -106,7 +106,7 @@ def _alone(
     elif packed or policy.dense_values != "fp32":
         start = (speeds.accumulate + speeds.copy) * entries
     else:
-        start = speeds.copy * entries
+        start = (speeds.copy + speeds.whole) * entries
     finish = (speeds.fill if selects else speeds.copy) * entries
     if policy.local_steps is not None:  # what the weights have moved by, and the step back to those of all
         start, finish = start + speeds.copy * entries, finish + speeds.copy * entries

@@ -8,8 +8,9 @@ import torch
 
 from ringprune.comm.communicator import CPU
 from ringprune.errors import ConfigurationError
-from ringprune.plan import ParamSpec, Plan, build_plan
+from ringprune.plan import ParamSpec, Plan
 from ringprune.policies.policy import Policy
+from ringprune.routing import plan_of
 from ringprune.validation import real_number
 
 __all__ = ["BACKWARD", "BUCKET_BYTES", "Layer", "Workload", "flat"]
@@ -52,11 +53,13 @@ class Workload:
         model: its name.
         layers: in the order of the forward pass.
         provenance: where the times come from, for people.
+        specs: of the layers' tensors, in their order; none takes them to be float32 on the CPU, in one param group.
     """
 
     model: str
     layers: tuple[Layer, ...]
     provenance: str
+    specs: tuple[ParamSpec, ...] = ()
 
     def __post_init__(self) -> None:
         if not any(layer.shapes for layer in self.layers):
@@ -106,9 +109,9 @@ class Workload:
         return replace(self, layers=layers, provenance=why)
 
     def plan(self, policy: Policy, bucket_bytes: int = BUCKET_BYTES) -> Plan:
-        """The buckets that the wrapper makes of it: float32 parameters in one param group."""
-        specs = [ParamSpec(str(i), shape, torch.float32, CPU, 0) for i, shape in enumerate(self.shapes)]
-        return build_plan(specs, [policy.routing.packed(spec) for spec in specs], bucket_bytes, ())
+        """The buckets that the wrapper makes of it."""
+        specs = self.specs or [ParamSpec(str(i), s, torch.float32, CPU, 0) for i, s in enumerate(self.shapes)]
+        return plan_of(policy.routing, specs, bucket_bytes, ())
 
 
 def flat(model: str, tensors: Sequence[Sequence[Shape]], seconds: float, provenance: str) -> Workload:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from ringprune.clock import Clock, CpuClock, clock_for
 from ringprune.errors import ConfigurationError
-from ringprune.profiles.clock import Clock, CpuClock, clock_for
 from ringprune.profiles.timeline import Kind, Mark
 
 __all__ = ["Enough", "Iteration", "Recorder"]

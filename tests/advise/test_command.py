@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from ringprune.__main__ import main
-from ringprune.advise.measure import measured
+from ringprune.advise.overheads import overheads
 from ringprune.prediction import CPU, GPU, MARGIN
+from ringprune.probing.speeds import measured
 from ringprune.readers import written_rate
 
 API = Path(__file__).resolve().parents[2] / "docs" / "api.md"
@@ -151,7 +152,7 @@ def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_machine_can_be_measured() -> None:
-    found = measured(entries=100_000, repetitions=2)
+    found = measured(*overheads(), entries=100_000, repetitions=2)
     assert found.provenance.startswith("measured now on")
     assert found.encode_values.keys() == CPU.encode_values.keys()
     passes = [found.accumulate, found.select, found.copy, found.fill, found.encode_index, found.decode_index]

@@ -30,6 +30,12 @@ def test_sharded_embeddings_on_real_ranks(kind: str, launcher: Launcher) -> None
     assert "5 checks passed on 3 ranks" in job.output
 
 
+@pytest.mark.parametrize(("kind", "launcher"), [("mpi", "mpirun"), ("horovod", "mpirun"), ("torch", "torchrun")])
+def test_a_policy_is_chosen_on_real_ranks(kind: str, launcher: Launcher) -> None:
+    job = run_job("tests.mpi.jobs.auto", kind, np=3, launcher=launcher, timeout=180)
+    assert "2 checks passed on 3 ranks" in job.output
+
+
 @pytest.mark.parametrize("np", [2, 3])
 def test_the_hook_of_distributed_data_parallel(np: int) -> None:
     job = run_job("tests.mpi.jobs.ddp", np=np, launcher="torchrun", timeout=240)

@@ -9,6 +9,7 @@ FREE = Speeds(
     accumulate=0.0,
     select=0.0,
     copy=0.0,
+    whole=0.0,
     fill=0.0,
     kept=0.0,
     merge=0.0,

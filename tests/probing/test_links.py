@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ringprune as rp
-from ringprune.advise.probe import probe
 from ringprune.prediction import Link
+from ringprune.probing.links import probe
 from tests.mpi.launch import run_job
 
 

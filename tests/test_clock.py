@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ringprune as rp
-from ringprune.profiles.clock import CpuClock, CudaClock, clock_for
+from ringprune.clock import CpuClock, CudaClock, clock_for
 
 
 def devices(*names: str) -> list[torch.device]:

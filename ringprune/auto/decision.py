@@ -1,0 +1,136 @@
+"""What is chosen, from what was measured: pure functions, so that it can be tested without any rank."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ringprune.auto.choice import called
+from ringprune.plan import ParamSpec
+from ringprune.policies import Policy
+from ringprune.prediction import MeasuredLink, Prediction, Setting, Workload, best, mix, predict
+from ringprune.prediction.workload import Layer
+from ringprune.routing import LargeMatrices, Named
+from ringprune.timeline import Times
+
+__all__ = ["Option", "choose", "options", "sentence", "workload_of"]
+
+TRUST = 1.15
+"""A candidate that may be faster than predicted by this factor is tried before it is dismissed."""
+
+TRIALS = 3
+"""Candidates that are tried in one round, that which training is with included."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """A candidate, predicted.
+
+    Attributes:
+        policy: as it would be exchanged: buckets that are better sent whole travel dense.
+        prediction: of a step.
+        dense: how many of its packed buckets those are.
+        packed: of how many.
+    """
+
+    policy: Policy
+    prediction: Prediction
+    dense: int = 0
+    packed: int = 0
+
+
+def workload_of(specs: Sequence[ParamSpec], times: Times) -> Workload:
+    """What is trained, one layer for each parameter.
+
+    Buckets are exchanged in the order of the parameters, from the last on: a gradient that comes before those of later
+    parameters waits for them, and so it counts as theirs.
+    """
+    layers: list[Layer] = []
+    before = since = min((ready for ready in times.ready if ready), default=0.0)
+    for spec, ready in zip(reversed(specs), reversed(times.ready), strict=True):
+        until = max(since, ready)
+        layers.insert(0, Layer(spec.name, (spec.shape,), 0.0, until - since))
+        since = until
+    # What follows the last gradient, the optimizer's step and the loading of data, hides nothing: nor does forward.
+    layers[0] = replace(layers[0], forward_seconds=before + max(0.0, times.compute - since))
+    return Workload("the model", tuple(layers), "measured now", tuple(specs))
+
+
+def options(setting: Setting, policies: Sequence[Policy]) -> list[Option]:
+    """Every candidate with its prediction, and with those buckets whole that are better sent whole."""
+    return [_option(setting, policy) for policy in policies]
+
+
+def _option(setting: Setting, policy: Policy) -> Option:
+    plan = setting.workload.plan(policy, setting.bucket_bytes)
+    if all(bucket.route == "dense" for bucket in plan.buckets):
+        return Option(policy, predict(setting, policy))
+    mixture = mix(setting, policy)
+    if mixture.dense in (0, mixture.packed):  # with nothing packed it would be dense by another name
+        return Option(policy, predict(setting, policy), 0, mixture.packed)
+    routing = policy.routing
+    assert isinstance(routing, LargeMatrices), "what packs nothing has no packed buckets"
+    routed = zip(plan.buckets, mixture.routes, strict=True)
+    packed = [plan.params[i].name for bucket, route in routed if route == "packed" for i in bucket.members]
+    chosen = replace(policy, routing=Named(frozenset(packed), routing))
+    return Option(chosen, mixture.prediction, mixture.dense, mixture.packed)
+
+
+def choose(
+    predicted: Sequence[float],
+    compute: float,
+    ratios: Mapping[int, float],
+    tried: Collection[int],
+    settled: int,
+    *,
+    margin: float,
+    hysteresis: float,
+) -> int:
+    """Which candidate comes next: the one that stays, or one that is to be tried before that is known.
+
+    Args:
+        predicted: seconds of a step with each, as predicted now.
+        compute: seconds of a step without any exchange, which none can be faster than.
+        ratios: of those that have been timed at any time, what they took over what was predicted then.
+        tried: which have been timed in this round.
+        settled: the one that training was with when the round began.
+        margin: share by which a candidate has to be faster than what leaves less out.
+        hysteresis: the share by which it has to be faster than ``settled``.
+    """
+    expected = [seconds * ratios.get(i, 1.0) for i, seconds in enumerate(predicted)]
+    chosen = int(best({str(i): seconds for i, seconds in enumerate(expected)}, margin))
+    if expected[settled] <= (1 + hysteresis) * expected[chosen]:
+        chosen = settled
+    if chosen not in tried:
+        return chosen if len(tried) < TRIALS else min(tried, key=lambda i: (expected[i], i))
+    # No prediction is exact: the best of the others may be better than what it was compared with.
+    enough = (1 + max(margin, hysteresis)) * max(1.0, compute / expected[chosen])
+    others = [i for i in range(len(expected)) if i not in tried and i not in ratios]
+    hopeful = [i for i in others if enough * max(compute, expected[i] / TRUST) < expected[chosen]]
+    if hopeful and len(tried) < TRIALS:
+        return min(hopeful, key=lambda i: (expected[i], i))
+    return chosen
+
+
+def sentence(
+    found: Sequence[Option], chosen: int, seconds: Mapping[int, float], link: MeasuredLink, entries: int
+) -> str:
+    """What was decided, and by what, in one line."""
+    option, first = found[chosen], found[0]
+    words = [f"link {8e-9 * link.bytes_per_second:.3g} Gbit/s x {link.ranks}, {entries:,} entries"]
+    words[0] += f": {called(option.policy)}"
+    words[0] += f" ({option.dense} of {option.packed} packed buckets stay dense)" if option.dense else ""
+    if chosen:
+        compute = _ms(first.prediction.compute_seconds)
+        words[0] += f", predicted to add {_ms(option.prediction.exposed_seconds)} to the {compute} of compute in a step"
+        words[0] += f", against {_ms(first.prediction.exposed_seconds)} {called(first.policy)}"
+    else:
+        words[0] += ", nothing else is faster by enough"
+        words.append("predicted: " + _listed(found, dict(enumerate(o.prediction.seconds for o in found))))
+    return "; ".join([*words, "timed: " + _listed(found, seconds)])
+
+
+def _listed(found: Sequence[Option], seconds: Mapping[int, float]) -> str:
+    return ", ".join(f"{called(found[i].policy)} {_ms(taken)}" for i, taken in sorted(seconds.items()))
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.3g} ms" if seconds < 1 else f"{1e3 * seconds:,.0f} ms"

@@ -1,0 +1,352 @@
+"""Flies one training: times steps, measures the ranks, has all of them agree, and changes what exchanges."""
+
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from statistics import median
+from typing import Any
+
+import torch
+
+from ringprune.auto.choice import Auto, called
+from ringprune.auto.decision import Option, choose, options, sentence, workload_of
+from ringprune.clock import clock_for
+from ringprune.errors import CheckpointError
+from ringprune.gradient_mode import GradientMode
+from ringprune.mode import Parts
+from ringprune.plan import Plan, gather_texts
+from ringprune.planning import make_plan
+from ringprune.policies import Policy
+from ringprune.prediction import CPU, MeasuredLink, Setting, Speeds
+from ringprune.prediction.messages import messages
+from ringprune.probing.collectives import measured_link
+from ringprune.probing.speeds import measured
+from ringprune.routing import LargeMatrices, Named
+from ringprune.timeline import Timeline, Times
+
+__all__ = ["Pilot"]
+
+SETTLING = 2
+"""Steps that are let pass after a change."""
+
+TIMED, HELD = (3, 10, 1.0), (2, 5, 0.5)
+"""Steps that are timed as they are, and whose parts are timed: at least, at most, and for how many seconds."""
+
+LEAST_INTERVAL = 200
+"""Steps from one measurement to the next, at least."""
+
+HYSTERESIS = 0.1
+"""Share by which, once there was a choice, another has to be faster."""
+
+ENTRIES, REPETITIONS = 1 << 20, 5  # what speeds are measured with
+
+_log = logging.getLogger("ringprune")
+
+Course = Generator[None, None, None]
+
+
+class Pilot:
+    """Chooses what exchanges.
+
+    Args:
+        auto: how careful the choice is.
+        parts: of the mode that training begins with, under the first of the candidates.
+        bucket_bytes: the wrapper's.
+
+    Attributes:
+        mode: what exchanges now.
+        chosen: which of the candidates that is.
+    """
+
+    def __init__(self, auto: Auto, parts: Parts, bucket_bytes: int) -> None:
+        self._auto, self._policies, self._bucket_bytes = auto, auto.policies(parts.inner, parts.comm), bucket_bytes
+        self.mode = GradientMode(parts)
+        self._parts = replace(parts, metrics=self.mode.metrics)
+        self.chosen, self._policy = 0, parts.policy
+        self._options: list[Option] = []
+        self._ratios: dict[int, float] = {}
+        self._seconds: dict[int, float] = {}
+        self._speeds: Speeds | None = None
+        self._link: MeasuredLink | None = None
+        self._refused: set[int] = set()
+        self._said, self._told, self._spent, self._pace = "", -1, 0.0, 0.0
+        self._deciding = True
+        clock_for([param.device for param in parts.params])  # several GPUs cannot be timed: refused now, not in a step
+        self._course: Course = self._fly()
+        next(self._course)
+
+    @classmethod
+    def of(cls, auto: Auto, parts: Parts, bucket_bytes: int) -> "Pilot | None":
+        """A pilot, where there is something to choose: several ranks, parameters, and candidates."""
+        several = parts.comm.size > 1 and parts.params and len(auto.policies(parts.inner, parts.comm)) > 1
+        return cls(auto, parts, bucket_bytes) if several else None
+
+    def stepped(self) -> GradientMode:
+        """A step was made, on all ranks: what exchanges the next one."""
+        next(self._course, None)
+        return self.mode
+
+    def stats(self) -> dict[str, Any]:
+        """What was measured, predicted and chosen, as plain numbers and words."""
+        names = [called(policy) for policy in self._policies]
+        return {
+            "chosen": names[self.chosen],
+            "deciding": self._deciding,
+            "said": self._said,
+            "predicted_seconds": {
+                name: option.prediction.seconds for name, option in zip(names, self._options, strict=False)
+            },
+            "timed_seconds": {names[i]: seconds for i, seconds in self._seconds.items()},
+            "link_bytes_per_second": None if self._link is None else self._link.bytes_per_second,
+        }
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint needs to know of the choice."""
+        routing = self._policy.routing
+        return {"chosen": self.chosen, "packed": sorted(routing.names) if isinstance(routing, Named) else None}
+
+    def resume(self, state: Mapping[str, Any], fits: Callable[[GradientMode], None]) -> GradientMode:
+        """Exchange as a checkpoint says, with nothing kept back yet.
+
+        Args:
+            state: from :meth:`state`.
+            fits: raises where the checkpoint's tensors do not fit a mode; then all is as it was.
+
+        Raises:
+            CheckpointError: they do not, or there is no such candidate.
+        """
+        chosen, packed = state.get("chosen", 0), state.get("packed")
+        if not isinstance(chosen, int) or not 0 <= chosen < len(self._policies):
+            raise CheckpointError(
+                f"the checkpoint was made with candidate {chosen!r} of policy=Auto(); here there are "
+                f"{len(self._policies)}: give Auto the candidates that it had then"
+            )
+        policy = self._policies[chosen]
+        if packed is not None and isinstance(policy.routing, LargeMatrices):
+            policy = replace(policy, routing=Named(frozenset(packed), policy.routing))
+        before = old, *_ = self.mode, self.chosen, self._policy
+        old.backward.close()
+        try:
+            self._build(chosen, policy, old)
+            fits(self.mode)
+        except Exception:
+            if self.mode is not old:
+                self.mode.close()
+            self.mode, self.chosen, self._policy = before
+            old.watch(old.backward.passes)
+            raise
+        self._course = self._fly()
+        next(self._course)
+        return self.mode
+
+    # -- the course ---------------------------------------------------------------------------------------------------
+
+    def _fly(self) -> Course:
+        """One turn for each step that was made."""
+        yield from _pass(SETTLING)
+        hysteresis = 0.0
+        while True:
+            self._deciding = True
+            taken = yield from self._timed()
+            times = yield from self._held()
+            if not self._measure(times, taken):
+                self._deciding = False
+                return
+            settled, tried = self.chosen, {self.chosen}
+            while (target := self._decide(tried, settled, hysteresis)) != self.chosen:
+                again = target in tried
+                yield from self._change(target)
+                yield from _pass(SETTLING)
+                if again or self.chosen != target:
+                    break
+                self._note((yield from self._timed()))
+                tried.add(target)
+            self._say()
+            self._deciding = False
+            hysteresis = HYSTERESIS
+            yield from _pass(self._interval)
+
+    def _timed(self) -> Generator[None, None, float]:
+        """Seconds of a step as it is made now: the median, of the rank that took longest."""
+        since, number = time.perf_counter(), TIMED[0]
+        seconds: list[float] = []
+        while len(seconds) < number:
+            yield
+            now = time.perf_counter()
+            seconds.append(now - since)
+            if len(seconds) == 1:  # all ranks time as many steps
+                self._pace = self._slowest(seconds[0])
+                number = _steps(TIMED, self._pace)
+            since = time.perf_counter()
+        return self._slowest(median(seconds))
+
+    def _held(self) -> Generator[None, None, Times]:
+        """Times of the parts of a step: of its compute, and of when each gradient is there."""
+        params = self._parts.params
+        timeline = Timeline(len(params), [param.device for param in params])
+        self.mode.time(timeline)
+        for _ in range(_steps(HELD, self._pace)):
+            yield
+            timeline.stepped()
+        self.mode.time(None)
+        return timeline.times()
+
+    def _slowest(self, seconds: float) -> float:
+        """What the slowest rank took; all ranks call this."""
+        found: list[float] = [report["seconds"] for report in self._gather({"seconds": seconds})]
+        return max(found)
+
+    # -- measuring ----------------------------------------------------------------------------------------------------
+
+    def _measure(self, times: Times, taken: float) -> bool:
+        """Measure, agree, predict; False where that failed, and nothing will be changed any more."""
+        since, failure, speeds = time.perf_counter(), "", self._speeds
+        device, comm = self._parts.params[0].device, self._parts.comm
+        try:
+            if speeds is None:
+                slower = CPU  # what a message and a tensor cost is not measured while training
+                speeds = measured(
+                    slower.message, slower.tensor, entries=ENTRIES, repetitions=REPETITIONS, device=device
+                )
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"
+        with self.mode.metrics.sending("headers"):
+            link = measured_link(comm, self._kinds(), device)
+        own = {
+            "failure": failure,
+            "compute": times.compute,
+            "ready": times.ready,
+            "speeds": None if speeds is None else asdict(speeds),
+            "spent": time.perf_counter() - since,
+        }
+        reports = self._gather(own)
+        failed = {rank: report["failure"] for rank, report in enumerate(reports) if report["failure"]}
+        if failed:
+            rank = min(failed)
+            self._tell(f"rank {rank} could not be measured ({failed[rank]}): it stays {called(self._policy)}")
+            return False
+        self._link, self._spent = link, max(report["spent"] for report in reports)
+        self._speeds = _slowest_speeds([report["speeds"] for report in reports])
+        ready = zip(*(report["ready"] for report in reports), strict=True)
+        slowest = Times(max(report["compute"] for report in reports), tuple(map(max, ready)))
+        specs, settings = self._parts.plan.params, self._parts.settings
+        setting = Setting(
+            workload_of(specs, slowest), comm.size, link, self._speeds, self._bucket_bytes, settings.overlap
+        )
+        self._options = options(setting, self._policies)
+        self._seconds = {}
+        self._note(taken)
+        return True
+
+    def _kinds(self) -> set[Any]:
+        """The collectives that the candidates make."""
+        found = {"allreduce"}
+        for policy in self._policies:
+            for bucket in self._plan(policy).buckets:
+                found |= {message.kind for message in messages(bucket, policy, self._parts.comm.size, bucket.route)}
+        return found
+
+    def _note(self, taken: float) -> None:
+        """What is exchanged with now was timed."""
+        self._seconds[self.chosen] = taken
+        self._ratios[self.chosen] = taken / self._options[self.chosen].prediction.seconds
+
+    def _decide(self, tried: set[int], settled: int, hysteresis: float) -> int:
+        """Rank 0's choice, on all ranks: no rounding of one rank's processor may part them."""
+        predicted = [
+            math.inf if i in self._refused else option.prediction.seconds for i, option in enumerate(self._options)
+        ]
+        compute = self._options[0].prediction.compute_seconds
+        chosen = choose(
+            predicted, compute, self._ratios, tried, settled, margin=self._auto.margin, hysteresis=hysteresis
+        )
+        return int(self._gather({"chosen": chosen})[0]["chosen"])
+
+    @property
+    def _interval(self) -> int:
+        """Steps until all is measured again, so that measuring takes no more than its share."""
+        steps = math.ceil(self._spent / self._auto.share / self._seconds[self.chosen])
+        return max(LEAST_INTERVAL, steps)
+
+    def _gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        device = self._parts.params[0].device
+        with self.mode.metrics.sending("headers"):
+            texts = gather_texts(json.dumps(own), self._parts.comm, device, name="auto")
+        return [json.loads(text) for text in texts]
+
+    def _say(self) -> None:
+        assert self._link is not None
+        said = sentence(self._options, self.chosen, self._seconds, self._link, self._parts.plan.numel)
+        if self.chosen != self._told:
+            self._tell(said)
+        self._said, self._told = said, self.chosen
+
+    def _tell(self, what: str) -> None:
+        if self._parts.comm.rank == 0:
+            _log.warning("auto: %s", what)
+
+    # -- changing -----------------------------------------------------------------------------------------------------
+
+    def _change(self, target: int) -> Course:
+        """Exchange otherwise from the next step on; if something is kept back, after a step that sends it all."""
+        old = self.mode
+        if old.keeps_something():
+            old.exchange.send_whole()
+            yield
+        old.hand_over()
+        failure = ""
+        try:
+            self._build(target, self._options[target].policy, old)
+        except torch.OutOfMemoryError as error:
+            failure = str(error)
+        failures = [report["failure"] for report in self._gather({"failure": failure})]
+        if not any(failures):
+            return
+        rank = next(rank for rank, text in enumerate(failures) if text)
+        self._tell(f"rank {rank} has no memory for {called(self._policies[target])}: {failures[rank]}")
+        self._refused.add(target)
+        if not failure:
+            self.mode.close()
+        self._build(0, self._policies[0], old)
+
+    def _plan(self, policy: Policy) -> Plan:
+        parts = self._parts
+        return make_plan(policy, parts.specs, parts.params, self._bucket_bytes, ())[0]
+
+    def _build(self, chosen: int, policy: Policy, old: GradientMode) -> None:
+        """A mode that goes on where ``old`` has ended."""
+        parts = replace(self._parts, plan=self._plan(policy), policy=policy)
+        mode = GradientMode(parts)
+        mode.exchange.step = old.exchange.step
+        mode.backward.passes = old.backward.passes
+        mode.backward.reset()
+        self.mode, self.chosen, self._policy = mode, chosen, policy
+
+
+def _steps(bounds: tuple[int, int, float], pace: float) -> int:
+    """As many steps as take some seconds, between bounds."""
+    least, most, seconds = bounds
+    return min(most, max(least, math.ceil(seconds / max(pace, 1e-9))))
+
+
+def _pass(steps: int) -> Iterator[None]:
+    for _ in range(steps):
+        yield
+
+
+def _slowest_speeds(reports: Sequence[dict[str, Any]]) -> Speeds:
+    """Of each speed that of the rank which is slowest in it."""
+
+    def slowest(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], str):
+            return values[0]
+        if isinstance(values[0], dict):
+            return {key: max(value[key] for value in values) for key in values[0]}
+        return max(values)
+
+    return Speeds(**{key: slowest([report[key] for report in reports]) for key in reports[0]})

@@ -1,0 +1,258 @@
+"""Training with ``policy="auto"``: nothing is lost on a change, ranks make it together, and trouble ends nothing."""
+
+import logging
+import time
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+import ringprune as rp
+from ringprune.auto import pilot
+from ringprune.gradient_mode import GradientMode
+from tests.auto.made_up import follow, quick
+from tests.training import batches as batches_of
+from tests.training import loss_of, make_model, nesterov, run, sgd, train, weights, wrap
+
+PACKED = {
+    "plain": rp.IWP(0.05, mask_velocity=False),
+    "coded": rp.IWP(0.05, values="int8", dense_values="bf16", mask_velocity=False),
+    "refreshed": rp.IWP(0.05, refresh=3, explore=0.2, mask_velocity=False),
+    "error feedback": rp.IWP(0.05, correction="global"),
+    "gathered": rp.DGC(0.05, mask_velocity=False),
+    "dense coded": rp.Dense("int8"),
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    quick(monkeypatch)
+
+
+@pytest.mark.parametrize("packed", PACKED)
+@pytest.mark.parametrize("make", [sgd, torch.optim.SGD])
+def test_nothing_is_lost_when_candidates_change(monkeypatch: pytest.MonkeyPatch, packed: str, make: Any) -> None:
+    """SGD at a constant rate moves a weight by lr / (1 - m) times the sum of its mean gradients, whoever exchanges.
+
+    Gradients here do not depend on the weights; steps on none follow, until momentum is used up.
+    """
+    follow(monkeypatch, [1, 0])
+    policy = rp.Auto((rp.Dense(), PACKED[packed]))
+    momentum = 0.9 if make is sgd else 0.0
+    steps, fading = 60, 240
+
+    def rank(comm: rp.comm.Communicator) -> tuple[torch.Tensor, torch.Tensor, set[str]]:
+        model, total, chosen = make_model(), torch.zeros(64 * 64 + 64 * 48 + 48 * 10 + 64 + 48 + 10), set()
+        begin = weights(model)
+        inner = sgd if momentum else lambda params: torch.optim.SGD(params, lr=0.05)
+        optimizer = wrap(model, comm, policy, inner)
+        draw = torch.Generator().manual_seed(comm.rank)
+        for step in range(steps + fading):
+            drawn = [torch.randn(p.shape, generator=draw) * (step < steps) for p in model.parameters()]
+            total += torch.cat([g.reshape(-1) for g in drawn])
+            optimizer.zero_grad()
+            torch.stack([(p * g).sum() for p, g in zip(model.parameters(), drawn, strict=True)]).sum().backward()
+            optimizer.step()
+            chosen.add(optimizer.stats()["auto"]["chosen"])
+        return weights(model) - begin, total, chosen
+
+    found = rp.simulate(3, rank)
+    mean = torch.stack([total for _, total, _ in found]).mean(0)
+    assert len(found[0][2]) == 2, "both were in use"
+    for moved, _, _ in found:
+        torch.testing.assert_close(moved, -0.05 / (1 - momentum) * mean, rtol=2e-4, atol=2e-4 * float(mean.abs().max()))
+        assert torch.equal(moved, found[0][0])
+
+
+def test_dense_all_the_time_is_dense_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow(monkeypatch, [])
+    auto = rp.simulate(3, lambda comm: train(comm, "auto", nesterov, 30)[0])
+    dense = rp.simulate(3, lambda comm: train(comm, rp.Dense(), nesterov, 30)[0])
+    assert torch.equal(auto[0], dense[0])
+
+
+def test_a_change_to_a_policy_that_sends_all_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Momentum goes to and fro: at density 1 momentum correction is SGD's momentum, but for rounding."""
+    follow(monkeypatch, [1, 0])
+    policy = rp.Auto((rp.Dense(), rp.IWP(1.0)))
+    auto = rp.simulate(2, lambda comm: train(comm, policy, nesterov, 40)[0])
+    dense = rp.simulate(2, lambda comm: train(comm, rp.Dense(), nesterov, 40)[0])
+    torch.testing.assert_close(auto[0], dense[0], rtol=1e-4, atol=1e-5)
+
+
+def test_bytes_of_parameters_add_up_over_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow(monkeypatch, [1, 0])
+    results = rp.simulate(2, lambda comm: train(comm, rp.Auto((rp.Dense(), rp.IWP(0.05))), sgd, 30)[1].stats())
+    stats = results[0]
+    by_content = {
+        content: sum(sent[content] for sent in stats["parameters"].values())
+        for content in ("values", "indices", "dense", "headers")
+    }
+    assert by_content == pytest.approx({content: stats[f"bytes_{content}"] for content in by_content})
+    assert all(by_content.values())
+
+
+class Slow:
+    """A communicator whose sums take a second per megabyte."""
+
+    def __init__(self, comm: Any) -> None:
+        self._comm = comm
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def allreduce(self, tensor: torch.Tensor, *, name: str) -> Any:
+        time.sleep(tensor.nbytes / 1e6)
+        return self._comm.allreduce(tensor, name=name)
+
+
+def test_it_takes_what_is_faster_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A dense step takes 31 ms there; nothing else does."""
+    caplog.set_level(logging.WARNING, "ringprune")
+    policy = rp.Auto((rp.Dense(), rp.IWP(0.02)))
+    found = rp.simulate(2, lambda comm: train(cast(Any, Slow(comm)), policy, sgd, 40)[1].stats())
+    said = [record.message for record in caplog.records if record.message.startswith("auto: ")]
+    for stats in found:
+        assert stats["auto"]["chosen"] == "IWP 2 %"
+        assert stats["auto"]["timed_seconds"]["IWP 2 %"] < 0.02
+        assert stats["density"] == 0.02
+    assert len(said) == 1, "again and again it is the same"
+    assert "Gbit/s x 2" in said[0]
+
+
+def test_skipped_steps_and_accumulation_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow(monkeypatch, [1, 0])
+
+    def rank(comm: rp.comm.Communicator) -> tuple[torch.Tensor, int]:
+        model = make_model()
+        optimizer = wrap(
+            model, comm, rp.Auto((rp.Dense(), rp.IWP(0.05))), sgd, nonfinite="skip", backward_passes_per_step=2
+        )
+        for number, batch in enumerate(batches_of(comm.rank, 60)):
+            loss = loss_of(model, batch)
+            (loss * float("nan") if number % 14 == 13 and comm.rank == 1 else loss).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        return weights(model), optimizer.stats()["skipped_steps"]
+
+    (a, skipped), (b, _) = rp.simulate(2, rank)
+    assert skipped == 4
+    assert torch.equal(a, b)
+    assert bool(a.isfinite().all())
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_goes_on_with_the_candidate_it_was_made_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pilot, "LEAST_INTERVAL", 1000)
+    follow(monkeypatch, [1])
+    policy = rp.Auto((rp.Dense(), rp.IWP(0.05)))
+
+    def rank(comm: rp.comm.Communicator) -> tuple[torch.Tensor, torch.Tensor, str]:
+        model = make_model()
+        optimizer = wrap(model, comm, policy, nesterov)
+        run(model, optimizer, comm.rank, 20)
+        saved, at = optimizer.state_dict(), {k: v.clone() for k, v in model.state_dict().items()}
+        run(model, optimizer, comm.rank, 10, start=20)
+        optimizer.close()
+        other = make_model(1)
+        other.load_state_dict(at)
+        again = wrap(other, comm, policy, nesterov)
+        again.load_state_dict(saved)
+        run(other, again, comm.rank, 10, start=20)
+        return weights(model), weights(other), again.stats()["auto"]["chosen"]
+
+    for whole, continued, chosen in rp.simulate(2, rank):
+        assert chosen == "IWP 5 %"
+        assert torch.equal(whole, continued)
+
+
+def test_a_checkpoint_that_does_not_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow(monkeypatch, [])
+    policy = rp.Auto((rp.Dense(), rp.IWP(0.05)))
+
+    def rank(comm: rp.comm.Communicator) -> torch.Tensor:
+        model = make_model()
+        optimizer = wrap(model, comm, policy)
+        run(model, optimizer, comm.rank, 6)
+        state = optimizer.state_dict()
+        wrong = [{"chosen": 1, "packed": None}, {"chosen": 7, "packed": None}, {"chosen": "iwp"}]
+        for auto in wrong:
+            with pytest.raises(rp.CheckpointError):
+                optimizer.load_state_dict(state | {"ringprune": state["ringprune"] | {"auto": auto}})
+        run(model, optimizer, comm.rank, 6, start=6)
+        return weights(model)
+
+    dense = rp.simulate(2, lambda comm: train(comm, rp.Dense(), sgd, 12)[0])
+    assert torch.equal(rp.simulate(2, rank)[0], dense[0])
+
+
+# -- trouble ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_cannot_be_measured_leaves_all_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "ringprune")
+    ranks: list[int] = []
+
+    def fails(*_: Any, **__: Any) -> Any:
+        ranks.append(0)
+        raise OSError("no clock")
+
+    monkeypatch.setattr(pilot, "measured", fails)
+    auto = rp.simulate(2, lambda comm: train(comm, rp.Auto((rp.Dense(), rp.IWP(0.05))), sgd, 20))
+    dense = rp.simulate(2, lambda comm: train(comm, rp.Dense(), sgd, 20)[0])
+    assert torch.equal(auto[0][0], dense[0])
+    assert auto[0][1].stats()["auto"]["deciding"] is False
+    assert any("rank 0 could not be measured (OSError: no clock)" in record.message for record in caplog.records)
+
+
+def test_a_rank_without_memory_keeps_all_from_changing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "ringprune")
+    follow(monkeypatch, [1])
+    build = GradientMode.__init__
+
+    def init(self: GradientMode, parts: Any) -> None:
+        if parts.policy.name == "iwp" and parts.comm.rank == 1:
+            raise torch.OutOfMemoryError("2 GiB")
+        build(self, parts)
+
+    monkeypatch.setattr(GradientMode, "__init__", init)
+    auto = rp.simulate(2, lambda comm: train(comm, rp.Auto((rp.Dense(), rp.IWP(0.05))), sgd, 20))
+    dense = rp.simulate(2, lambda comm: train(comm, rp.Dense(), sgd, 20)[0])
+    assert torch.equal(auto[0][0], dense[0])
+    assert any("rank 1 has no memory for IWP 5 %" in record.message for record in caplog.records)
+
+
+def test_arguments_that_are_not_predicted_are_refused_on_all_ranks() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        with pytest.raises(rp.ConfigurationError, match="hierarchical=True with policy=Auto"):
+            wrap(make_model(), comm, "auto", hierarchical=True)
+        with pytest.raises(rp.ConfigurationError, match="guard with policy=Auto"):
+            wrap(make_model(), comm, "auto", guard=rp.Guard())
+
+    rp.simulate(2, rank)
+
+
+def test_one_rank_has_nothing_to_choose() -> None:
+    stats = rp.simulate(1, lambda comm: train(comm, "auto", sgd, 4)[1].stats())[0]
+    assert "auto" not in stats
+
+
+def test_adam_trains_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow(monkeypatch, [1, 0])
+
+    def rank(comm: rp.comm.Communicator) -> torch.Tensor:
+        model: nn.Module = make_model()
+        optimizer = wrap(model, comm, "auto", torch.optim.AdamW)
+        run(model, optimizer, comm.rank, 20)
+        return weights(model)
+
+    a, b = rp.simulate(2, rank)
+    assert torch.equal(a, b)
