@@ -194,6 +194,7 @@ class Mode(ABC):
             "rows": self.exchange.ways(),
             "parameters": self.exchange.bytes_by_parameter(),
             "embeddings": {name: embedding.stats() for name, embedding in self.embeddings.items()},
+            "auto": {},
         }
 
     @property

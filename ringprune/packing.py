@@ -60,10 +60,13 @@ def flatten(tensors: Sequence[Tensor], factors: Sequence[float], into: Tensor) -
             part.mul_(factor)
 
 
-def unflatten(outputs: Sequence[Tensor], values: Tensor) -> None:
-    """Copy a flat buffer back into a bucket's tensors."""
+def unflatten(outputs: Sequence[Tensor], values: Tensor, factor: float = 1.0) -> None:
+    """Copy a flat buffer back into a bucket's tensors, times a factor; to the bit what that is one after the other."""
     for output, part in zip(outputs, torch.split(values, [o.numel() for o in outputs]), strict=True):
-        output.copy_(part.view_as(output))
+        if factor == 1.0 or output.dtype != values.dtype:
+            output.copy_(part.view_as(output).mul_(factor) if factor != 1.0 else part.view_as(output))
+        else:
+            torch.mul(part.view_as(output), factor, out=output)
 
 
 def no_rows(table: Tensor) -> Tensor:

@@ -185,6 +185,21 @@ def test_tensors_are_sent_whole_where_that_is_cheaper(size: int) -> None:
 # -- packing, reduction, clipping, metrics ----------------------------------------------------------------------------
 
 
+@given(
+    st.lists(st.integers(0, 40), max_size=5),
+    st.sampled_from([1.0, 1 / 3, 0.25, 1e-3]),
+    st.sampled_from([torch.float32, torch.float64, torch.float16, torch.bfloat16]),
+)
+def test_a_factor_while_copying_has_the_bits_of_one_before(sizes: list[int], factor: float, dtype: torch.dtype) -> None:
+    values = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(0))
+    values = values.double() if dtype == torch.float64 else values
+    plain, at_once = ([torch.empty(n, dtype=dtype) for n in sizes] for _ in range(2))
+    packing.unflatten(plain, values * factor)
+    packing.unflatten(at_once, values.clone(), factor)
+    for a, b in zip(plain, at_once, strict=True):
+        assert torch.equal(a, b)
+
+
 @given(st.lists(st.integers(0, 20), min_size=1, max_size=4))
 def test_flatten_and_unflatten_are_inverse(sizes: list[int]) -> None:
     tensors = [torch.arange(float(n)).view(1, n) for n in sizes]

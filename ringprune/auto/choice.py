@@ -8,6 +8,7 @@ import torch
 
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import ArgumentTypeError, ConfigurationError
+from ringprune.momentum import takes_over
 from ringprune.policies import IWP, Dense, Policy, as_policy, check_abilities
 from ringprune.prediction import check_predictable
 from ringprune.validation import real_number
@@ -56,13 +57,17 @@ class Auto:
         """What is chosen from with this optimizer, over this communicator.
 
         Raises:
-            ConfigurationError: a candidate that was asked for needs what the communicator cannot do.
+            ConfigurationError: a candidate that was asked for needs what the communicator cannot do, or goes with no
+                dampening.
         """
         if self.candidates is not None:
             for policy in self.candidates:
                 check_abilities(policy, comm)
+                if policy.correction == "local":
+                    takes_over(optimizer)
             return self.candidates
-        packed = _PACKED if type(optimizer) is torch.optim.SGD else ()
+        plain = type(optimizer) is torch.optim.SGD and not any(group["dampening"] for group in optimizer.param_groups)
+        packed = _PACKED if plain else ()
         return tuple(policy for policy in (*_DENSE, *packed) if policy.needs <= comm.abilities)
 
 

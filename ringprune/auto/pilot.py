@@ -9,8 +9,7 @@ from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
 
-import torch
-
+from ringprune import arguments
 from ringprune.auto.choice import Auto, called
 from ringprune.auto.decision import Option, choose, options, sentence, workload_of
 from ringprune.clock import clock_for
@@ -74,6 +73,8 @@ class Pilot:
         self._refused: set[int] = set()
         self._said, self._told, self._spent, self._pace = "", -1, 0.0, 0.0
         self._deciding = True
+        for policy in self._policies[1:] if parts.comm.rank == 0 else ():
+            arguments.advise(parts.inner, policy, parts.comm, parts.model)
         clock_for([param.device for param in parts.params])  # several GPUs cannot be timed: refused now, not in a step
         self._course: Course = self._fly()
         next(self._course)
@@ -302,13 +303,13 @@ class Pilot:
         failure = ""
         try:
             self._build(target, self._options[target].policy, old)
-        except torch.OutOfMemoryError as error:
-            failure = str(error)
+        except Exception as error:  # no memory, above all
+            failure = f"{type(error).__name__}: {error}"
         failures = [report["failure"] for report in self._gather({"failure": failure})]
         if not any(failures):
             return
         rank = next(rank for rank, text in enumerate(failures) if text)
-        self._tell(f"rank {rank} has no memory for {called(self._policies[target])}: {failures[rank]}")
+        self._tell(f"rank {rank} cannot exchange by {called(self._policies[target])} ({failures[rank]})")
         self._refused.add(target)
         if not failure:
             self.mode.close()

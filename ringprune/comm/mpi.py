@@ -46,6 +46,13 @@ SUMMED = {
 # What is only moved travels as integers of its width, so every dtype can be.
 MOVED = {1: MPI.BYTE, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T, 16: MPI.C_DOUBLE_COMPLEX}
 
+_closed: list[MPI.Comm] = []
+"""Duplicates that nobody uses any more; freed when the next one is made.
+
+Not at once: Horovod, where it has started MPI, shuts it down from a thread of its own as soon as any rank's program
+ends, and a rank that is in a call of MPI at that moment crashes. So the last close() of a program calls nothing.
+"""
+
 
 class MpiCommunicator(CheckedCommunicator):
     """All ranks of an MPI communicator; tensors in CPU memory, those of GPUs copied there and back (staging.py).
@@ -66,6 +73,8 @@ class MpiCommunicator(CheckedCommunicator):
         original = MPI.COMM_WORLD if communicator is None else communicator
         if original == MPI.COMM_NULL:
             raise ConfigurationError('connect("mpi"): this rank is not part of the communicator given')
+        while _closed:
+            _closed.pop().Free()
         # On a duplicate our messages cannot meet those of the script or of another library.
         self._mpi = original.Dup()
         self._mpi.Set_errhandler(MPI.ERRORS_RETURN)
@@ -172,7 +181,7 @@ class MpiCommunicator(CheckedCommunicator):
     def _release(self) -> None:
         atexit.unregister(self._end)
         self._end()
-        self._mpi.Free()
+        _closed.append(self._mpi)
 
     def _end(self) -> None:
         """Let what is under way end: MPI must not be shut down, nor memory be given back, in the middle of it."""

@@ -50,9 +50,10 @@ class DenseLane(Lane):
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
         """Wait for the averages and write them."""
-        values, _ = self._wait()
+        values, factor = self._wait_for_sum()
         self._values = torch.empty(0)
-        if len(outputs) == 1 and outputs[0].data_ptr() == values.data_ptr():
-            return
         with self._setting.metrics.stage("unpack"):
-            packing.unflatten(outputs, values)
+            if len(outputs) == 1 and outputs[0].data_ptr() == values.data_ptr():
+                values.mul_(factor)  # summed where the gradient is
+            else:
+                packing.unflatten(outputs, values, factor)

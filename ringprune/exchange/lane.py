@@ -180,6 +180,12 @@ class Lane(ABC):
         with self._setting.metrics.stage("reduce"), self._setting.metrics.sending(self._content, self.bucket.index):
             return reduction.wait(), reduction.rest
 
+    def _wait_for_sum(self) -> tuple[Tensor, float]:
+        """The sum, and the factor that makes averages of it; of values without a code."""
+        reduction, self._reduction = self._under_way(), None
+        with self._setting.metrics.stage("reduce"), self._setting.metrics.sending(self._content, self.bucket.index):
+            return reduction.wait_for_sum()
+
     def _under_way(self) -> Average:
         assert self._reduction is not None, "the bucket's reduction was not started"
         return self._reduction

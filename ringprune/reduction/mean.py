@@ -87,6 +87,10 @@ class Average:
         values = self._reduction.wait()
         return values if self._factor == 1.0 else values.mul_(self._factor)
 
+    def wait_for_sum(self) -> tuple[Tensor, float]:
+        """The sum, and the factor that makes averages of it, for who copies them anyway."""
+        return self._reduction.wait(), self._factor
+
     @property
     def rest(self) -> Tensor | None:
         """What rounding has dropped of this rank's share, one entry per value; None where nothing was rounded."""

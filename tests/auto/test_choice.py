@@ -49,6 +49,18 @@ def test_only_sgd_gets_what_keeps_gradients_back() -> None:
     assert adam == ["dense", "dense bf16"]
 
 
+def test_dampening_goes_with_no_momentum_correction() -> None:
+    """It is refused at once, not in the middle of training; the defaults do without."""
+    damped = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.1, momentum=0.9, dampening=0.5)
+
+    def rank(comm: rp.comm.Communicator) -> list[str]:
+        with pytest.raises(rp.ConfigurationError, match="dampening"):
+            rp.Auto((rp.Dense(), rp.IWP(0.1))).policies(damped, comm)
+        return [called(policy) for policy in rp.Auto().policies(damped, comm)]
+
+    assert rp.simulate(1, rank)[0] == ["dense", "dense bf16"]
+
+
 def test_a_policy_is_itself_and_auto_begins_with_its_first() -> None:
     assert as_choice("iwp", {}) == (rp.IWP(), None)
     assert as_choice("auto", {}) == (rp.Dense(), rp.Auto())
