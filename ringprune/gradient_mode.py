@@ -156,7 +156,10 @@ class GradientMode(Mode):
         finally:
             self._verdict.clear()
         if self.timeline is not None:
-            self.timeline.exchanged()
+            if made:
+                self.timeline.exchanged()
+            else:
+                self.timeline.again()
         return made
 
     def _finish_overlapped(self) -> bool:
@@ -217,7 +220,11 @@ class GradientMode(Mode):
         """Let the wrapped optimizer step on the averages."""
         self.metrics.steps += 1
         if self._momentum is not None:
+            if self.timeline is not None:
+                self.timeline.exchange()
             self._momentum.apply()
+            if self.timeline is not None:
+                self.timeline.exchanged()
         self._inner_step()
         self._compare("parameter", self._in_pieces(self.params))
         self.exchange.look_ahead()
@@ -245,15 +252,27 @@ class GradientMode(Mode):
         """Whether an exchange may leave something for later ones."""
         return bool(self.exchange.state())
 
-    def hand_over(self) -> None:
-        """After an exchange that sent everything as it is: give momentum back to the wrapped optimizer, and close.
+    def velocities(self) -> dict[str, Tensor]:
+        """What :meth:`hand_over` needs; all ranks call this."""
+        return {} if self._momentum is None else self.exchange.velocities()
 
-        All ranks call this between steps; where there is momentum, they take the mean of what each had.
+    def hand_over(self, velocities: Mapping[str, Tensor]) -> None:
+        """Close, and let go of all state, after an exchange that sent everything as it is.
+
+        Args:
+            velocities: by name, their mean over the ranks: with what is the same on all, momentum of the wrapped
+                optimizer again.
         """
         if self._momentum is not None:
-            self._momentum.give_back(self.exchange.velocities())
+            self._momentum.give_back(velocities)
         self.metrics.divide_anew(self.exchange.bytes_by_parameter())
         self.close()
+        self.exchange.drop()
+
+    def take_over(self) -> None:
+        """Make the momentum that the wrapped optimizer has ours at once, and not at the next step."""
+        if self._momentum is not None:
+            self._momentum.adopt()
 
     def flush(self) -> None:
         """Send all residuals, whole, and step on them; parameters that keep nothing back stay as they are.

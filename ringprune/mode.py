@@ -68,6 +68,7 @@ class Parts:
         model: the model, if it was given.
         embeddings: sharded embeddings whose rows the wrapped optimizer has too, by name; they are exchanged elsewhere.
         metrics: what counts, where it has counted before; None begins anew.
+        first: exchanges made before, by another mode.
     """
 
     inner: torch.optim.Optimizer
@@ -82,6 +83,7 @@ class Parts:
     model: torch.nn.Module | None = None
     embeddings: Mapping[str, ShardedEmbedding] = field(default_factory=dict)
     metrics: Metrics | None = None
+    first: int = 0
 
     @property
     def specs(self) -> tuple[ParamSpec, ...]:
@@ -130,6 +132,7 @@ class Mode(ABC):
             spare=spare,
             nodes=nodes,
             guard=settings.guard,
+            first=parts.first,
         )
         self._drift = Drift(settings.check_every, comm, self.metrics)
         self._open = False

@@ -7,9 +7,11 @@ rank goes through one buffer per parameter after the exchange: ``buffer = m * bu
 momentum of the averaged gradient.
 """
 
+import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +20,9 @@ from ringprune.errors import ConfigurationError
 from ringprune.plan import ParamSpec
 
 __all__ = ["SharedMomentum", "takes_over"]
+
+USED_UP = 1e-12
+"""Share of a momentum buffer that is as good as nothing."""
 
 _TAKEN_OVER = {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False}
 
@@ -60,6 +65,7 @@ class SharedMomentum:
         self._params, self._specs, self._packed = params, specs, packed
         self._adopted = False
         self._buffers: dict[str, Tensor] = {}
+        self._left: dict[str, int] = {}  # steps until what a packed tensor had before is used up
         needed = [not is_packed or self._group(s)["weight_decay"] for s, is_packed in zip(specs, packed, strict=True)]
         self.allocate(spec.name for spec, need in zip(specs, needed, strict=True) if need)
 
@@ -79,26 +85,33 @@ class SharedMomentum:
             if packed and spec.name not in names:
                 self._buffers.pop(spec.name, None)
         self._adopted = step > 0
+        packed_names = {spec.name for spec, packed in zip(self._specs, self._packed, strict=True) if packed}
+        self._left = {
+            spec.name: _steps_of(float(self._group(spec)["momentum"]))
+            for spec in self._specs
+            if spec.name in names & packed_names
+        }
 
-    def give_back(self, velocities: Mapping[int, Tensor]) -> None:
+    def give_back(self, velocities: Mapping[str, Tensor]) -> None:
         """Make all momentum SGD's own again: what is the same on every rank, and what the ranks have had on average.
 
         Args:
-            velocities: by position, the mean velocity of packed parameters.
+            velocities: by name, the mean velocity of packed parameters; used up.
         """
         if not self._adopted:
             return  # no step was made: SGD has what it had
-        for position, (param, spec) in enumerate(zip(self._params, self._specs, strict=True)):
-            shared, velocity = self._buffers.get(spec.name), velocities.get(position)
-            parts = [part for part in (shared, velocity) if part is not None]
-            if self._group(spec)["momentum"] and parts:
-                total = _zeros(param)
-                for part in parts:
-                    total.add_(part)
-                self._optimizer.state[param]["momentum_buffer"] = total.to(param.dtype)
+        for param, spec in zip(self._params, self._specs, strict=True):
+            shared, velocity, group = self._buffers.pop(spec.name, None), velocities.get(spec.name), self._group(spec)
+            if not group["momentum"] or (shared is None and velocity is None):
+                continue
+            # SGD's buffer is of what is subtracted, a velocity of gradients. No new memory: it may be short.
+            if velocity is not None and group["maximize"]:
+                velocity.neg_()
+            total = velocity if shared is None else shared if velocity is None else shared.add_(velocity)
+            self._optimizer.state[param]["momentum_buffer"] = cast(Tensor, total).to(param.dtype)
         self._buffers, self._adopted = {}, False
 
-    def _adopt(self) -> None:
+    def adopt(self) -> None:
         """Before the first step, take over the momentum SGD has from before it was wrapped or was broadcast.
 
         Later ``hvd.broadcast_optimizer_state`` may make buffers again, of zeros; those are dropped.
@@ -109,6 +122,8 @@ class SharedMomentum:
             if buffer is not None and not self._adopted:
                 self.allocate([spec.name])
                 self._buffers[spec.name].copy_(buffer)
+                if self._packed[self._specs.index(spec)]:
+                    self._left[spec.name] = _steps_of(float(self._group(spec)["momentum"]))
         self._adopted = True
 
     @torch.no_grad()
@@ -118,7 +133,7 @@ class SharedMomentum:
         Args:
             only: positions of the parameters that this is done for; None is all.
         """
-        self._adopt()
+        self.adopt()
         for i in range(len(self._params)) if only is None else only:
             param, spec, packed = self._params[i], self._specs[i], self._packed[i]
             group, grad = self._group(spec), param.grad
@@ -135,10 +150,18 @@ class SharedMomentum:
             update = sign * self._through_buffer(spec, source, group)
             if packed:
                 grad.add_(update)
+                self._use_up(spec.name, decay)
             elif grad.is_sparse:
                 param.grad = update.to(grad.dtype).to_sparse(1)  # of the rows that move
             else:
                 grad.copy_(update)
+
+    def _use_up(self, name: str, decay: float) -> None:
+        """A packed tensor without weight decay adds nothing to what it began with: drop that when it is used up."""
+        if name in self._left and not decay:
+            self._left[name] -= 1
+            if self._left[name] <= 0:
+                del self._left[name], self._buffers[name]
 
     def _through_buffer(self, spec: ParamSpec, source: Tensor, group: dict[str, Any]) -> Tensor:
         self.allocate([] if spec.name in self._buffers else [spec.name])  # decay was switched on after construction
@@ -149,7 +172,8 @@ class SharedMomentum:
     @contextmanager
     def taken_over(self) -> Iterator[None]:
         """While inside, the wrapped SGD applies neither momentum nor weight decay itself."""
-        groups = self._optimizer.param_groups
+        # Not of groups that hold nothing but tables of sharded embeddings.
+        groups = [self._optimizer.param_groups[number] for number in sorted({spec.group for spec in self._specs})]
         kept = [{key: group[key] for key in _TAKEN_OVER} for group in groups]
         for group in groups:
             group.update(_TAKEN_OVER)
@@ -168,3 +192,10 @@ def _zeros(param: Tensor) -> Tensor:
     """A buffer for ``param``, as exact as it needs: float64 for float64, otherwise float32."""
     dtype = torch.float64 if param.dtype == torch.float64 else torch.float32
     return torch.zeros_like(param, dtype=dtype, memory_format=torch.contiguous_format)
+
+
+def _steps_of(momentum: float) -> int:
+    """After so many steps less is left of a buffer than its own rounding."""
+    if not 0 < momentum < 1:
+        return 1 if momentum <= 0 else sys.maxsize
+    return math.ceil(math.log(USED_UP) / math.log(momentum))

@@ -103,7 +103,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._inner = arguments.check_optimizer(optimizer, chosen)
             super().__init__(optimizer.param_groups, optimizer.defaults)
             self._share()
-            greeting.lives_with(self.param_groups)
             self._should_synchronize = True
             self._synchronized = self._skipped = self._scaled = self._flushed = self._closed = False
             self._mode: GradientMode | UpdateMode | None = None
@@ -113,6 +112,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 # There a GradScaler unscales and skips itself, as with any optimizer.
                 self._step_supports_amp_scaling = False
                 return
+            greeting.lives_with(self.param_groups)
             scale = LossScale(scaler)
             settings = Settings(
                 seed=whole_number("seed", seed, 0),

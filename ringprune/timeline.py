@@ -41,27 +41,31 @@ class Timeline:
     def _begin(self) -> None:
         self._start = self._clock.now()
         self._ready: dict[int, Any] = {}
-        self._exchange: list[Any] = []
+        self._asides: list[Any] = []  # begin and end of each
 
     def ready(self, parameter: int) -> None:
         """A gradient is there."""
         self._ready[parameter] = self._clock.now()
 
     def exchange(self) -> None:
-        """The exchange begins."""
-        self._exchange = [self._clock.now()]
+        """The exchange begins, or something else that is part of it."""
+        self._asides.append(self._clock.now())
 
     def exchanged(self) -> None:
-        """It is over."""
-        self._exchange.append(self._clock.now())
+        """That is over."""
+        self._asides.append(self._clock.now())
+
+    def again(self) -> None:
+        """The step is not made: another one begins."""
+        self._begin()
 
     def stepped(self) -> None:
         """The step is made, and the next one begins."""
-        moments = [*self._ready.values(), *self._exchange, self._clock.now()]
+        moments = [*self._ready.values(), *self._asides, self._clock.now()]
         since = [milliseconds / 1e3 for milliseconds in self._clock.since(self._start, moments)]
-        begun, over, end = since[-3:]
-        found = dict(zip(self._ready, since, strict=False))
-        self._steps.append((end - (over - begun), [found.get(i, 0.0) for i in range(self._number)]))
+        found, asides = dict(zip(self._ready, since, strict=False)), since[len(self._ready) : -1]
+        compute = since[-1] - sum(asides[1::2]) + sum(asides[::2])
+        self._steps.append((compute, [found.get(i, 0.0) for i in range(self._number)]))
         self._begin()
 
     def times(self) -> Times:

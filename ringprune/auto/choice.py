@@ -1,6 +1,6 @@
 """What may be chosen from, and how careful the choice is."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from ringprune.policies import IWP, Dense, Policy, as_policy, check_abilities
 from ringprune.prediction import check_predictable
 from ringprune.validation import real_number
 
-__all__ = ["Auto", "as_choice", "called"]
+__all__ = ["Auto", "as_choice", "called", "names_of"]
 
 _DENSE = (Dense(), Dense("bf16"))
 _PACKED = (IWP(0.1, roots="all", values="bf16"), IWP(0.01, roots="all", values="bf16"))
@@ -75,6 +75,11 @@ def _check(policy: Any) -> None:
     if not isinstance(policy, Policy):
         raise ArgumentTypeError(f"Auto(candidates=...) holds {policy!r}: policies, such as ringprune.IWP(0.01)")
     check_predictable(policy)
+    if policy.density.warmup.steps:
+        raise ConfigurationError(
+            f"Auto(candidates=...): {policy.name!r} with a warm-up: what is timed in it says nothing about the steps "
+            "after it. Leave it away: training begins with the first candidate"
+        )
     if policy.local_steps is not None or policy.low_pass < 1:
         slot = "local_steps" if policy.local_steps is not None else "low_pass"
         raise ConfigurationError(
@@ -106,9 +111,19 @@ def as_choice(policy: Any, given: Mapping[str, bool]) -> tuple[Policy, Auto | No
     return (_DENSE if policy.candidates is None else policy.candidates)[0], policy
 
 
+def names_of(policies: Sequence[Policy]) -> list[str]:
+    """What they are called, each otherwise."""
+    names: list[str] = []
+    for policy in policies:
+        name = called(policy)
+        number = sum(other == name or other.startswith(f"{name} (") for other in names)
+        names.append(f"{name} ({number + 1})" if number else name)
+    return names
+
+
 def called(policy: Policy) -> str:
     """A policy's name for people: ``IWP 1 % bf16``."""
-    if policy.density.target == 1:
+    if policy.name == "dense":
         return "dense" if policy.dense_values == "fp32" else f"dense {policy.dense_values}"
     values = "" if policy.values == "fp32" else f" {policy.values}"
     return f"{policy.name.upper()} {100 * policy.density.target:g} %{values}"

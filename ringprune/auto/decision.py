@@ -1,9 +1,8 @@
 """What is chosen, from what was measured: pure functions, so that it can be tested without any rank."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ringprune.auto.choice import called
 from ringprune.plan import ParamSpec
 from ringprune.policies import Policy
 from ringprune.prediction import MeasuredLink, Prediction, Setting, Workload, best, mix, predict
@@ -96,11 +95,14 @@ def choose(
         hysteresis: the share by which it has to be faster than ``settled``.
     """
     expected = [seconds * ratios.get(i, 1.0) for i, seconds in enumerate(predicted)]
-    chosen = int(best({str(i): seconds for i, seconds in enumerate(expected)}, margin))
-    if expected[settled] <= (1 + hysteresis) * expected[chosen]:
-        chosen = settled
+
+    def best_of(among: Iterable[int]) -> int:
+        found = int(best({str(i): expected[i] for i in sorted(among)}, margin))
+        return settled if expected[settled] <= (1 + hysteresis) * expected[found] else found
+
+    chosen = best_of(range(len(expected)))
     if chosen not in tried:
-        return chosen if len(tried) < TRIALS else min(tried, key=lambda i: (expected[i], i))
+        return chosen if len(tried) < TRIALS else best_of(tried)
     # No prediction is exact: the best of the others may be better than what it was compared with.
     enough = (1 + max(margin, hysteresis)) * max(1.0, compute / expected[chosen])
     others = [i for i in range(len(expected)) if i not in tried and i not in ratios]
@@ -111,25 +113,30 @@ def choose(
 
 
 def sentence(
-    found: Sequence[Option], chosen: int, seconds: Mapping[int, float], link: MeasuredLink, entries: int
+    found: Sequence[Option],
+    names: Sequence[str],
+    chosen: int,
+    seconds: Mapping[int, float],
+    link: MeasuredLink,
+    entries: int,
 ) -> str:
     """What was decided, and by what, in one line."""
     option, first = found[chosen], found[0]
     words = [f"link {8e-9 * link.bytes_per_second:.3g} Gbit/s x {link.ranks}, {entries:,} entries"]
-    words[0] += f": {called(option.policy)}"
+    words[0] += f": {names[chosen]}"
     words[0] += f" ({option.dense} of {option.packed} packed buckets stay dense)" if option.dense else ""
     if chosen:
         compute = _ms(first.prediction.compute_seconds)
         words[0] += f", predicted to add {_ms(option.prediction.exposed_seconds)} to the {compute} of compute in a step"
-        words[0] += f", against {_ms(first.prediction.exposed_seconds)} {called(first.policy)}"
+        words[0] += f", against {_ms(first.prediction.exposed_seconds)} {names[0]}"
     else:
         words[0] += ", nothing else is faster by enough"
-        words.append("predicted: " + _listed(found, dict(enumerate(o.prediction.seconds for o in found))))
-    return "; ".join([*words, "timed: " + _listed(found, seconds)])
+        words.append("predicted: " + _listed(names, dict(enumerate(o.prediction.seconds for o in found))))
+    return "; ".join([*words, "timed: " + _listed(names, seconds)])
 
 
-def _listed(found: Sequence[Option], seconds: Mapping[int, float]) -> str:
-    return ", ".join(f"{called(found[i].policy)} {_ms(taken)}" for i, taken in sorted(seconds.items()))
+def _listed(names: Sequence[str], seconds: Mapping[int, float]) -> str:
+    return ", ".join(f"{names[i]} {_ms(taken)}" for i, taken in sorted(seconds.items()))
 
 
 def _ms(seconds: float) -> str:

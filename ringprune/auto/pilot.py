@@ -10,14 +10,14 @@ from statistics import median
 from typing import Any
 
 from ringprune import arguments
-from ringprune.auto.choice import Auto, called
+from ringprune.auto.choice import Auto, names_of
 from ringprune.auto.decision import Option, choose, options, sentence, workload_of
 from ringprune.clock import clock_for
 from ringprune.errors import CheckpointError
 from ringprune.gradient_mode import GradientMode
 from ringprune.mode import Parts
-from ringprune.plan import Plan, gather_texts
-from ringprune.planning import make_plan
+from ringprune.plan import Plan, Route, gather_texts
+from ringprune.planning import make_mode, make_plan
 from ringprune.policies import Policy
 from ringprune.prediction import CPU, MeasuredLink, Setting, Speeds
 from ringprune.prediction.messages import messages
@@ -31,7 +31,7 @@ __all__ = ["Pilot"]
 SETTLING = 2
 """Steps that are let pass after a change."""
 
-TIMED, HELD = (3, 10, 1.0), (2, 5, 0.5)
+TIMED, HELD = (3, 10, 1.0), (3, 5, 0.5)
 """Steps that are timed as they are, and whose parts are timed: at least, at most, and for how many seconds."""
 
 LEAST_INTERVAL = 200
@@ -62,7 +62,9 @@ class Pilot:
 
     def __init__(self, auto: Auto, parts: Parts, bucket_bytes: int) -> None:
         self._auto, self._policies, self._bucket_bytes = auto, auto.policies(parts.inner, parts.comm), bucket_bytes
-        self.mode = GradientMode(parts)
+        made = make_mode(parts, {})
+        assert isinstance(made, GradientMode), "candidates exchange gradients, at every step"
+        self.mode = made
         self._parts = replace(parts, metrics=self.mode.metrics)
         self.chosen, self._policy = 0, parts.policy
         self._options: list[Option] = []
@@ -72,27 +74,30 @@ class Pilot:
         self._link: MeasuredLink | None = None
         self._refused: set[int] = set()
         self._said, self._told, self._spent, self._pace = "", -1, 0.0, 0.0
-        self._deciding = True
+        self._deciding, self._step = parts.comm.size > 1, 0
+        self._names = names_of(self._policies)
         for policy in self._policies[1:] if parts.comm.rank == 0 else ():
             arguments.advise(parts.inner, policy, parts.comm, parts.model)
         clock_for([param.device for param in parts.params])  # several GPUs cannot be timed: refused now, not in a step
         self._course: Course = self._fly()
-        next(self._course)
+        next(self._course, None)
 
     @classmethod
     def of(cls, auto: Auto, parts: Parts, bucket_bytes: int) -> "Pilot | None":
-        """A pilot, where there is something to choose: several ranks, parameters, and candidates."""
-        several = parts.comm.size > 1 and parts.params and len(auto.policies(parts.inner, parts.comm)) > 1
+        """A pilot, where there is something to choose; one rank chooses nothing, and loads checkpoints of several."""
+        several = parts.params and len(auto.policies(parts.inner, parts.comm)) > 1
         return cls(auto, parts, bucket_bytes) if several else None
 
     def stepped(self) -> GradientMode:
         """A step was made, on all ranks: what exchanges the next one."""
-        next(self._course, None)
+        if self.mode.exchange.step > self._step:  # not a second step on the same averages
+            self._step = self.mode.exchange.step
+            next(self._course, None)
         return self.mode
 
     def stats(self) -> dict[str, Any]:
         """What was measured, predicted and chosen, as plain numbers and words."""
-        names = [called(policy) for policy in self._policies]
+        names = self._names
         return {
             "chosen": names[self.chosen],
             "deciding": self._deciding,
@@ -131,6 +136,7 @@ class Pilot:
         if packed is not None and isinstance(policy.routing, LargeMatrices):
             policy = replace(policy, routing=Named(frozenset(packed), policy.routing))
         before = old, *_ = self.mode, self.chosen, self._policy
+        self.mode.metrics.divide_anew(old.exchange.bytes_by_parameter())
         old.backward.close()
         try:
             self._build(chosen, policy, old)
@@ -140,34 +146,40 @@ class Pilot:
                 self.mode.close()
             self.mode, self.chosen, self._policy = before
             old.watch(old.backward.passes)
+            old.time(old.timeline)
             raise
         self._course = self._fly()
-        next(self._course)
+        next(self._course, None)
         return self.mode
 
     # -- the course ---------------------------------------------------------------------------------------------------
 
     def _fly(self) -> Course:
         """One turn for each step that was made."""
+        if self._parts.comm.size == 1:
+            return
         yield from _pass(SETTLING)
         hysteresis = 0.0
         while True:
-            self._deciding = True
+            self._deciding, since, first = True, time.perf_counter(), self._step
             taken = yield from self._timed()
             times = yield from self._held()
             if not self._measure(times, taken):
                 self._deciding = False
                 return
             settled, tried = self.chosen, {self.chosen}
+            # What was timed long ago says less and less.
+            self._ratios = {i: r if i == settled else math.sqrt(r) for i, r in self._ratios.items()}
             while (target := self._decide(tried, settled, hysteresis)) != self.chosen:
                 again = target in tried
                 yield from self._change(target)
                 yield from _pass(SETTLING)
                 if again or self.chosen != target:
-                    break
+                    break  # timed before in this round, as what is gone back to was
                 self._note((yield from self._timed()))
                 tried.add(target)
             self._say()
+            self._spent = self._slowest(time.perf_counter() - since - (self._step - first) * self._seconds[self.chosen])
             self._deciding = False
             hysteresis = HYSTERESIS
             yield from _pass(self._interval)
@@ -206,7 +218,7 @@ class Pilot:
 
     def _measure(self, times: Times, taken: float) -> bool:
         """Measure, agree, predict; False where that failed, and nothing will be changed any more."""
-        since, failure, speeds = time.perf_counter(), "", self._speeds
+        failure, speeds = "", self._speeds
         device, comm = self._parts.params[0].device, self._parts.comm
         try:
             if speeds is None:
@@ -223,15 +235,14 @@ class Pilot:
             "compute": times.compute,
             "ready": times.ready,
             "speeds": None if speeds is None else asdict(speeds),
-            "spent": time.perf_counter() - since,
         }
         reports = self._gather(own)
         failed = {rank: report["failure"] for rank, report in enumerate(reports) if report["failure"]}
         if failed:
             rank = min(failed)
-            self._tell(f"rank {rank} could not be measured ({failed[rank]}): it stays {called(self._policy)}")
+            self._tell(f"rank {rank} could not be measured ({failed[rank]}): it stays {self._names[self.chosen]}")
             return False
-        self._link, self._spent = link, max(report["spent"] for report in reports)
+        self._link = link
         self._speeds = _slowest_speeds([report["speeds"] for report in reports])
         ready = zip(*(report["ready"] for report in reports), strict=True)
         slowest = Times(max(report["compute"] for report in reports), tuple(map(max, ready)))
@@ -249,7 +260,9 @@ class Pilot:
         found = {"allreduce"}
         for policy in self._policies:
             for bucket in self._plan(policy).buckets:
-                found |= {message.kind for message in messages(bucket, policy, self._parts.comm.size, bucket.route)}
+                routes: set[Route] = {bucket.route, "dense"}  # packed ones may be better sent whole
+                sent = (message for r in routes for message in messages(bucket, policy, self._parts.comm.size, r))
+                found |= {message.kind for message in sent}
         return found
 
     def _note(self, taken: float) -> None:
@@ -282,7 +295,8 @@ class Pilot:
 
     def _say(self) -> None:
         assert self._link is not None
-        said = sentence(self._options, self.chosen, self._seconds, self._link, self._parts.plan.numel)
+        entries = self._parts.plan.numel
+        said = sentence(self._options, self._names, self.chosen, self._seconds, self._link, entries)
         if self.chosen != self._told:
             self._tell(said)
         self._said, self._told = said, self.chosen
@@ -295,25 +309,30 @@ class Pilot:
 
     def _change(self, target: int) -> Course:
         """Exchange otherwise from the next step on; if something is kept back, after a step that sends it all."""
-        old = self.mode
+        old, before = self.mode, (self.chosen, self._policy)
         if old.keeps_something():
+            while not all(float(group["lr"]) for group in self._parts.inner.param_groups):
+                yield  # what is sent at a rate of 0 is lost
             old.exchange.send_whole()
             yield
-        old.hand_over()
-        failure = ""
+        velocities, failure = old.velocities(), ""
         try:
+            old.hand_over(velocities)
             self._build(target, self._options[target].policy, old)
+            self.mode.take_over()
         except Exception as error:  # no memory, above all
             failure = f"{type(error).__name__}: {error}"
         failures = [report["failure"] for report in self._gather({"failure": failure})]
         if not any(failures):
             return
         rank = next(rank for rank, text in enumerate(failures) if text)
-        self._tell(f"rank {rank} cannot exchange by {called(self._policies[target])} ({failures[rank]})")
+        self._tell(f"rank {rank} cannot exchange by {self._names[target]} ({failures[rank]})")
         self._refused.add(target)
-        if not failure:
-            self.mode.close()
-        self._build(0, self._policies[0], old)
+        old.close()
+        if self.mode is not old:
+            self.mode.hand_over({})  # it has made no step
+        self._build(*before, old)
+        self.mode.take_over()
 
     def _plan(self, policy: Policy) -> Plan:
         parts = self._parts
@@ -321,10 +340,9 @@ class Pilot:
 
     def _build(self, chosen: int, policy: Policy, old: GradientMode) -> None:
         """A mode that goes on where ``old`` has ended."""
-        parts = replace(self._parts, plan=self._plan(policy), policy=policy)
-        mode = GradientMode(parts)
-        mode.exchange.step = old.exchange.step
-        mode.backward.passes = old.backward.passes
+        step, passes = old.exchange.step, old.backward.passes
+        mode = GradientMode(replace(self._parts, plan=self._plan(policy), policy=policy, first=step))
+        mode.backward.passes = passes
         mode.backward.reset()
         self.mode, self.chosen, self._policy = mode, chosen, policy
 

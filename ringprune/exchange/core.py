@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ringprune import agreement
-from ringprune.selection import Density
+from ringprune.plan import Bucket
+from ringprune.policies.policy import Policy
 
 __all__ = ["Core"]
 
@@ -18,24 +19,24 @@ class Core:
     has its number and chooses again where it did.
 
     Args:
-        refresh: steps from one refresh to the next. A step of another density than the one before is a refresh too.
-        density: the density over time.
-        numel: entries of the bucket.
-        device: where its tensors live.
+        policy: its ``refresh`` is the steps from one to the next. A step of another density than before is one too.
+        first: the first step, which is one.
+        bucket: the tensors.
 
     Attributes:
         mask: uint8, shape ``(numel,)``, 1 at the core; what a checkpoint keeps.
     """
 
-    def __init__(self, refresh: int, density: Density, numel: int, device: torch.device) -> None:
-        self.mask = torch.zeros(numel, dtype=torch.uint8, device=device)
-        self._refresh, self._density = refresh, density
+    def __init__(self, policy: Policy, first: int, bucket: Bucket) -> None:
+        self.mask = torch.zeros(bucket.numel, dtype=torch.uint8, device=bucket.device)
+        self._refresh, self._density, self._first = policy.refresh, policy.density, first
         self._indices: Tensor | None = None
         self._chosen: Tensor | None = None
 
     def due(self, step: int) -> bool:
         """Whether roots propose at ``step``."""
-        return step % self._refresh == 0 or self._density.at(step) != self._density.at(step - 1)
+        begins = step % self._refresh == 0 or step == self._first
+        return begins or self._density.at(step) != self._density.at(step - 1)
 
     def of(self, step: int, proposals: Sequence[Tensor]) -> Tensor:
         """The core at ``step``, int32, ascending; the union of ``proposals`` where it is due."""

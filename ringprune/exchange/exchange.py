@@ -58,6 +58,7 @@ class Exchange:
         spare: keep what :meth:`abandon` needs; False for callers who only start steps that will be made.
         nodes: ``comm`` divided by node, where the exchange is one between nodes; None where it is one between ranks.
         guard: looks after packed tensors; None for none.
+        first: exchanges that another one made before.
 
     Attributes:
         step: exchanges made; the counter behind roots, exploration and warm-up.
@@ -78,21 +79,22 @@ class Exchange:
         spare: bool,
         nodes: Nodes | None = None,
         guard: Guard | None = None,
+        first: int = 0,
     ) -> None:
-        self.step = 0
+        self.step = first
         self._plan, self.checked = plan, False
         ring = RingChoice(0, "our ring, as asked for") if policy.reduction == "ring" else RingChoice.never()
         rotation = Rotation(plan, policy.turns) if policy.turns > 1 else None
         # With a schedule no step is taken back, and gradients are handed over.
         in_place = policy.schedule is not None
         self._setting = Setting(
-            policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation, in_place
+            policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation, in_place, first=first
         )
         self._keeps = [issubclass(_kind(bucket, policy), KeptLane) for bucket in plan.buckets]
         self._lanes = [_lane(bucket, self._setting, nodes) for bucket in plan.buckets]
         self._turns: deque[Lane] = deque()
         self._error: RingPruneError | None = None
-        # The steps of our ring match by their order, and with a schedule buckets are waited for in any.
+        # Steps of our ring match by their order; with a schedule buckets are waited for in any.
         self._measures = policy.reduction == "auto" and nodes is None and policy.schedule is None
 
     def begin(self, steps: int = 1) -> None:
@@ -119,8 +121,7 @@ class Exchange:
         Raises:
             RankMismatchError: they have not; on all ranks, naming the first parameter that differs.
         """
-        setting = self._setting
-        check_start(self.step, setting.weights, self._plan, setting.comm, setting.metrics)
+        check_start(self.step, self._setting.weights, self._plan, self._setting.comm, self._setting.metrics)
 
     def _choose_ring(self) -> RingChoice:
         """Who sums float32 values; measured where there is a choice, and messages long enough to care."""
@@ -276,14 +277,16 @@ class Exchange:
         self.forget()
         self._setting.whole = True
 
-    def velocities(self) -> dict[int, Tensor]:
-        """The mean over the ranks of each packed tensor's velocity, float32, of its shape; all ranks call this."""
-        means: dict[int, Tensor] = {}
+    def drop(self) -> None:
+        """Let go of all state."""
+        self._lanes = []
+
+    def velocities(self) -> dict[str, Tensor]:
+        """The mean over the ranks of each packed tensor's velocity, float32, by name; all ranks call this."""
         for lane in self._lanes:
             if isinstance(lane, KeptLane):
                 lane.average_velocity()
-                means |= {member: kinds["velocity"] for member, kinds in lane.state().items() if "velocity" in kinds}
-        return {member: mean.view(self._plan.params[member].shape) for member, mean in means.items()}
+        return {name: kinds["velocity"] for name, kinds in self.state().items() if "velocity" in kinds}
 
     def forget(self) -> None:
         """Wait for what was begun of the next step and forget it; on all ranks. It is begun again when it is needed."""

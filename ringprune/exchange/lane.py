@@ -50,6 +50,7 @@ class Setting:
         rotation: whose turn it is, where packed tensors take turns.
         in_place: gradients are the exchange's until it is over, and may be overwritten.
         whole: send all entries, and as they are, so that nothing is kept back.
+        first: the step at which this exchange began, where another one had gone before.
     """
 
     policy: Policy
@@ -65,6 +66,7 @@ class Setting:
     rotation: Rotation | None = None
     in_place: bool = False
     whole: bool = False
+    first: int = 0
 
     def sums_by_ring(self, values: Tensor) -> bool:
         """Whether ``values`` are summed by our ring."""

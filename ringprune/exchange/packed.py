@@ -41,7 +41,7 @@ class PackedLane(KeptLane):
         self._index_code = wire.index_code(0, bucket.numel)
         self._roots = setting.policy.roots.number(setting.comm.size)
         policy = setting.policy
-        self._core = Core(policy.refresh, policy.density, bucket.numel, bucket.device) if policy.refresh > 1 else None
+        self._core = None if policy.refresh == 1 else Core(policy, setting.first, bucket)
         self.watch = None if setting.guard is None else Watch(setting.guard, bucket, setting)
         self._step = 0
         self._relevance = Relevance(bucket.numels) if policy.layers == "relevance" else None
@@ -78,7 +78,7 @@ class PackedLane(KeptLane):
         policy = self._setting.policy
         with self._setting.metrics.stage("accumulate"):
             self._next_rms = self._rms
-            if step % importance.RMS_REFRESH == 0:
+            if step % importance.RMS_REFRESH == 0 or step == self._setting.first:
                 self._next_rms = importance.root_mean_square(self._weights())
         self._proposals = self._explored = self._positions = None
         density = policy.density.at(step)

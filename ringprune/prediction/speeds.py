@@ -16,7 +16,7 @@ class Speeds:
         accumulate: per entry: add gradients to the residual.
         select: per entry: accumulate, score and select in one pass.
         copy: per entry: copy a bucket into a message, or out of it.
-        whole: per entry that travels as it is: look for NaN, divide the sum by the number of ranks.
+        whole: per entry that travels as it is: look for NaN.
         fill: per entry: write the dense gradients anew at unpacking, zeros for the most part.
         kept: per entry of the index set: take it out of the residual, or put it into the gradients.
         merge: per pair of index and value that is summed, where each rank has its own.
@@ -67,7 +67,7 @@ CPU = Speeds(
     accumulate=1.05e-9,
     select=1.65e-9,
     copy=0.46e-9,
-    whole=0.55e-9,
+    whole=0.25e-9,
     fill=0.27e-9,
     kept=12e-9,
     merge=12e-9,
@@ -97,7 +97,7 @@ GPU = replace(
     accumulate=20 / _MEMORY,
     select=28 / _MEMORY,
     copy=8 / _MEMORY,
-    whole=12 / _MEMORY,
+    whole=4 / _MEMORY,
     fill=4 / _MEMORY,
     kept=4 * _SECTOR / _MEMORY,
     merge=_over_the_bus(CPU.merge),

@@ -92,17 +92,12 @@ def _passes(bucket: Bucket, repetitions: int) -> dict[str, float]:
         "select": bucket.beside,
         "accumulate": partial(_accumulate, bucket),
         "copy": partial(packing.flatten, bucket.grads, [1.0], torch.empty_like(bucket.grad)),
-        "whole": partial(_whole, bucket),
+        "whole": partial(ops.count_nonfinite, bucket.grads),
         "take": partial(ops.take, *state, positions, bucket.offsets),
         "put": partial(ops.put, bucket.grads, positions, values),
         "fill": partial(ops.put, bucket.grads, few, values[: few.numel()]),
     }
     return dict(zip(calls, seconds_of(repetitions, *calls.values(), device=bucket.device), strict=True))
-
-
-def _whole(bucket: Bucket) -> None:
-    ops.count_nonfinite(bucket.grads)
-    bucket.grad.div_(1.0)
 
 
 def _accumulate(bucket: Bucket) -> None:

@@ -7,7 +7,7 @@ import torch
 
 import ringprune as rp
 from ringprune.auto import as_choice
-from ringprune.auto.choice import called
+from ringprune.auto.choice import called, names_of
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,7 @@ from ringprune.auto.choice import called
         ((rp.Dense(), rp.P3()), rp.ConfigurationError, "schedule="),
         ((rp.Dense(), rp.OkTopk(0.01)), rp.ConfigurationError, "index_sets="),
         ((rp.Dense(local_steps=4),), rp.ConfigurationError, "local_steps=.*ringprune advise"),
+        ((rp.Dense(), rp.IWP(0.1, warmup=rp.Warmup(9))), rp.ConfigurationError, "warm-up"),
         ((rp.ScaleCom(0.01),), rp.ConfigurationError, "low_pass="),
     ],
 )
@@ -34,6 +35,11 @@ def test_numbers_have_ranges(arguments: dict[str, float]) -> None:
 
 def test_a_list_of_candidates_may_be_given() -> None:
     assert rp.Auto([rp.Dense()]).candidates == (rp.Dense(),)  # type: ignore[arg-type]
+
+
+def test_no_two_have_one_name() -> None:
+    twins = [rp.IWP(0.01), rp.IWP(0.01, roots="all"), rp.IWP(1.0), rp.IWP(0.01, explore=0.1), rp.Dense()]
+    assert names_of(twins) == ["IWP 1 %", "IWP 1 % (2)", "IWP 100 %", "IWP 1 % (3)", "dense"]
 
 
 def test_only_sgd_gets_what_keeps_gradients_back() -> None:

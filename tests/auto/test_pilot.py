@@ -12,8 +12,8 @@ import ringprune as rp
 from ringprune.auto import pilot
 from ringprune.gradient_mode import GradientMode
 from tests.auto.made_up import follow, quick
+from tests.training import OPTIMIZERS, loss_of, make_model, nesterov, run, sgd, train, weights, wrap
 from tests.training import batches as batches_of
-from tests.training import loss_of, make_model, nesterov, run, sgd, train, weights, wrap
 
 PACKED = {
     "plain": rp.IWP(0.05, mask_velocity=False),
@@ -72,13 +72,49 @@ def test_dense_all_the_time_is_dense_to_the_bit(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(auto[0], dense[0])
 
 
-def test_a_change_to_a_policy_that_sends_all_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [OPTIMIZERS[name] for name in OPTIMIZERS if name != "adamw"], ids=lambda f: f.__name__)
+def test_a_change_to_a_policy_that_sends_all_changes_nothing(monkeypatch: pytest.MonkeyPatch, make: Any) -> None:
     """Momentum goes to and fro: at density 1 momentum correction is SGD's momentum, but for rounding."""
     follow(monkeypatch, [1, 0])
     policy = rp.Auto((rp.Dense(), rp.IWP(1.0)))
-    auto = rp.simulate(2, lambda comm: train(comm, policy, nesterov, 40)[0])
-    dense = rp.simulate(2, lambda comm: train(comm, rp.Dense(), nesterov, 40)[0])
+    auto = rp.simulate(2, lambda comm: train(comm, policy, make, 40)[0])
+    dense = rp.simulate(2, lambda comm: train(comm, rp.Dense(), make, 40)[0])
     torch.testing.assert_close(auto[0], dense[0], rtol=1e-4, atol=1e-5)
+
+
+def test_momentum_of_before_is_let_go_when_it_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrapper that was packed from the start has no such buffers."""
+    monkeypatch.setattr(pilot, "LEAST_INTERVAL", 1000)
+    follow(monkeypatch, [1])
+    policy = rp.Auto((rp.Dense(), rp.IWP(0.05)))
+
+    def rank(comm: rp.comm.Communicator) -> list[bool]:
+        model, held = make_model(), []
+        optimizer = wrap(model, comm, policy, lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.5))
+        for step in range(70):
+            run(model, optimizer, comm.rank, 1, start=step)
+            kept = optimizer.state_dict()["ringprune"]["parameters"].get("0.weight", {})
+            held.append("momentum" in kept)
+        return held
+
+    held = rp.simulate(2, rank)[0]
+    assert any(held)
+    assert not held[-1], "0.5 ** 40 is less than 1e-12"
+
+
+def test_a_candidate_begins_as_if_training_did(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the weights' root mean squares, and with a core, whatever the number of the step."""
+    monkeypatch.setattr(pilot, "LEAST_INTERVAL", 1000)
+    follow(monkeypatch, [1])
+    policy = rp.Auto((rp.Dense(), rp.IWP(0.05, refresh=500)))
+
+    def rank(comm: rp.comm.Communicator) -> dict[str, Any]:
+        optimizer = train(comm, policy, sgd, 12)[1]
+        return dict(optimizer.state_dict()["ringprune"]["parameters"]["0.weight"])
+
+    for kept in rp.simulate(2, rank):
+        assert float(kept["rms"]) > 0
+        assert int(kept["core"].sum()) == round(0.05 * 64 * 64)
 
 
 def test_bytes_of_parameters_add_up_over_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,6 +206,67 @@ def test_a_checkpoint_goes_on_with_the_candidate_it_was_made_with(monkeypatch: p
         assert torch.equal(whole, continued)
 
 
+def test_checkpoints_of_any_step_of_a_round_continue(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also between what sends everything and the change, and right after the change: momentum comes along.
+
+    Continued by one candidate alone, which is what a checkpoint holds the state of.
+    """
+    follow(monkeypatch, [1, 0])
+    policy = rp.Auto((rp.Dense(), rp.IWP(0.05)))
+
+    def rank(comm: rp.comm.Communicator) -> list[tuple[float, float]]:
+        model, norms = make_model(), []
+        optimizer = wrap(model, comm, policy, sgd)
+        for step in range(24):
+            run(model, optimizer, comm.rank, 1, start=step)
+            saved, at = optimizer.state_dict(), {k: v.clone() for k, v in model.state_dict().items()}
+            other = make_model(1)
+            other.load_state_dict(at)
+            optimizer.close()
+            again = wrap(other, comm, policy, sgd)
+            again.load_state_dict(saved)
+            norms.append((momentum_of(saved), momentum_of(again.state_dict())))
+            model, optimizer = other, again
+        return norms
+
+    for norms in rp.simulate(2, rank):
+        for saved, loaded in norms:
+            assert saved == loaded > 0
+
+
+def momentum_of(state: dict[str, Any]) -> float:
+    """The norm of all that is momentum, wherever it is kept."""
+    ours = [kinds.get(kind) for kinds in state["ringprune"]["parameters"].values() for kind in ("momentum", "velocity")]
+    theirs = [kept.get("momentum_buffer") for kept in state["state"].values()]
+    return sum(float(tensor.norm()) for tensor in (*ours, *theirs) if tensor is not None)
+
+
+def test_a_flushed_checkpoint_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pilot, "LEAST_INTERVAL", 1000)
+    follow(monkeypatch, [1])
+    policy = rp.Auto((rp.Dense(), rp.IWP(0.05)))
+
+    def rank(comm: rp.comm.Communicator) -> tuple[dict[str, Any], dict[str, Any]]:
+        model = make_model()
+        optimizer = wrap(model, comm, policy, nesterov)
+        run(model, optimizer, comm.rank, 12)
+        optimizer.flush()
+        return optimizer.state_dict(), model.state_dict()
+
+    saved, at = rp.simulate(2, rank)[0]
+
+    def alone(comm: rp.comm.Communicator) -> str:
+        model = make_model(1)
+        model.load_state_dict(at)
+        optimizer = wrap(model, comm, policy, nesterov)
+        optimizer.load_state_dict(saved)
+        run(model, optimizer, 0, 5, start=12)
+        chosen: str = optimizer.stats()["auto"]["chosen"]
+        return chosen
+
+    assert rp.simulate(1, alone) == ["IWP 5 %"]
+
+
 def test_a_checkpoint_that_does_not_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     follow(monkeypatch, [])
     policy = rp.Auto((rp.Dense(), rp.IWP(0.05)))
@@ -211,6 +308,24 @@ def test_a_rank_that_cannot_be_measured_leaves_all_as_it_is(
     assert any("rank 0 could not be measured (OSError: no clock)" in record.message for record in caplog.records)
 
 
+def test_later_too_what_there_was_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A change to the third of three candidates fails where training is with the second."""
+    build = GradientMode.__init__
+
+    def init(self: GradientMode, parts: Any) -> None:
+        if parts.policy.values == "int8" and parts.comm.rank == 0:
+            raise torch.OutOfMemoryError("2 GiB")
+        build(self, parts)
+
+    monkeypatch.setattr(GradientMode, "__init__", init)
+    monkeypatch.setattr(pilot, "choose", lambda *a, **_: 2 if a[4] == 1 else 1)
+    policy = rp.Auto((rp.IWP(0.1), rp.Dense(), rp.IWP(0.05, values="int8")))
+    found = rp.simulate(2, lambda comm: train(comm, policy, nesterov, 40))
+    assert {optimizer.stats()["auto"]["chosen"] for _, optimizer in found} == {"dense"}
+    assert torch.equal(found[0][0], found[1][0])
+    assert bool(found[0][0].isfinite().all())
+
+
 def test_a_rank_without_memory_keeps_all_from_changing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,7 +359,9 @@ def test_arguments_that_are_not_predicted_are_refused_on_all_ranks() -> None:
 
 def test_one_rank_has_nothing_to_choose() -> None:
     stats = rp.simulate(1, lambda comm: train(comm, "auto", sgd, 4)[1].stats())[0]
-    assert stats["auto"] == {}
+    assert not stats["auto"]["deciding"]
+    assert stats["auto"]["chosen"] == "dense"
+    assert rp.simulate(1, lambda comm: train(comm, rp.Auto((rp.Dense(),)), sgd, 4)[1].stats())[0]["auto"] == {}
 
 
 def test_adam_trains_too(monkeypatch: pytest.MonkeyPatch) -> None:
