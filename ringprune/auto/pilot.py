@@ -148,7 +148,7 @@ class Pilot:
             old.watch(old.backward.passes)
             old.time(old.timeline)
             raise
-        self._course = self._fly()
+        self._course, self._step = self._fly(), -1  # the checkpoint may be of any step
         next(self._course, None)
         return self.mode
 

@@ -241,6 +241,25 @@ def momentum_of(state: dict[str, Any]) -> float:
     return sum(float(tensor.norm()) for tensor in (*ours, *theirs) if tensor is not None)
 
 
+def test_going_back_to_an_early_checkpoint_measures_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pilot, "LEAST_INTERVAL", 1000)
+    follow(monkeypatch, [1])
+
+    def rank(comm: rp.comm.Communicator) -> tuple[str, str]:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.Auto((rp.Dense(), rp.IWP(0.05))))
+        run(model, optimizer, comm.rank, 1)
+        saved = optimizer.state_dict()
+        run(model, optimizer, comm.rank, 30, start=1)
+        before: str = optimizer.stats()["auto"]["chosen"]
+        optimizer.load_state_dict(saved)
+        run(model, optimizer, comm.rank, 15, start=1)
+        after: str = optimizer.stats()["auto"]["chosen"]
+        return before, after
+
+    assert rp.simulate(2, rank) == [("IWP 5 %", "IWP 5 %")] * 2
+
+
 def test_a_flushed_checkpoint_goes_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pilot, "LEAST_INTERVAL", 1000)
     follow(monkeypatch, [1])
