@@ -215,7 +215,9 @@ def _in(folder: Path) -> dict[str, str]:
 def test_an_interrupted_up_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
     state = tmp_path / "state.json"
     for _ in range(5):
-        process = subprocess.Popen([sys.executable, str(COMMAND), "up", "12", "1gbit"], env=_in(tmp_path))
+        # What runs in the background of a shell inherits that SIGINT is ignored, and these tests may.
+        hears = ["env", "--default-signal=INT"]
+        process = subprocess.Popen([*hears, sys.executable, str(COMMAND), "up", "12", "1gbit"], env=_in(tmp_path))
         while not state.exists():
             assert process.poll() is None
             time.sleep(0.005)
