@@ -179,6 +179,37 @@ def test_skipped_steps_and_accumulation_go_on(monkeypatch: pytest.MonkeyPatch) -
     assert bool(a.isfinite().all())
 
 
+@pytest.mark.parametrize("clip", [False, True])
+def test_a_scaler_and_explicit_synchronize_go_on(monkeypatch: pytest.MonkeyPatch, clip: bool) -> None:
+    """A power of two as scale changes no bit, and overflows are skipped, whichever candidate exchanges."""
+    follow(monkeypatch, [1, 0])
+    policy = rp.Auto((rp.Dense(), rp.IWP(0.05)))
+
+    def rank(comm: rp.comm.Communicator, scale: float, bad: set[int]) -> tuple[torch.Tensor, int]:
+        model = make_model()
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale, growth_interval=1000, backoff_factor=0.5)
+        optimizer = wrap(model, comm, policy, nesterov, scaler=scaler)
+        for step, batch in enumerate(batches_of(comm.rank, 40)):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, batch) * (float("inf") if step in bad and comm.rank == 1 else 1.0)).backward()
+            if clip:
+                optimizer.synchronize()
+                scaler.unscale_(optimizer)
+                with optimizer.skip_synchronize():
+                    scaler.step(optimizer)
+            else:
+                scaler.step(optimizer)
+            scaler.update()
+        return weights(model), optimizer.stats()["skipped_steps"]
+
+    plain, scaled = (rp.simulate(2, lambda comm, s=s: rank(comm, s, set())) for s in (1.0, 1024.0))  # type: ignore[misc]
+    assert torch.equal(plain[0][0], scaled[1][0])
+    bad = rp.simulate(2, lambda comm: rank(comm, 1024.0, {6, 7, 8, 9, 20}))
+    assert torch.equal(bad[0][0], bad[1][0])
+    assert bool(bad[0][0].isfinite().all())
+    assert bad[0][1] == 5
+
+
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
