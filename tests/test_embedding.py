@@ -55,6 +55,25 @@ def lookups(rank: int, step: int) -> Tensor:
     return torch.randint(0, ROWS, (count, 3), generator=generator)
 
 
+def step_both(comm: rp.comm.Communicator, step: int, ours: Any, theirs: Any, *, squared: bool = False) -> None:
+    """A step of a sharded model on this rank's lookups, and one of a whole model on those of all ranks.
+
+    ``ours`` and ``theirs`` are a model and its optimizer; the loss is a sum, of squares if ``squared``.
+    """
+    (model, optimizer), (reference, other) = ours, theirs
+
+    def loss(of: nn.Module, rank: int) -> Tensor:
+        found: Tensor = of(lookups(rank, step))
+        return (found.square() if squared else found).sum()
+
+    loss(model, comm.rank).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    (sum((loss(reference, r) for r in range(comm.size)), torch.zeros(())) / comm.size).backward()
+    other.step()
+    other.zero_grad()
+
+
 def sharded(comm: rp.comm.Communicator, **options: Any) -> rp.ShardedEmbedding:
     return rp.ShardedEmbedding(ROWS, DIM, 3, comm=comm, **{"dtype": torch.float64} | options)
 
@@ -73,13 +92,7 @@ def test_it_trains_as_a_whole_table_on_all_batches(ranks: int, partitions: int |
         table, reference = sharded(comm, partitions=partitions), whole(comm)
         optimizer, other = SPARSE[make](table.parameters()), SPARSE[make](reference.parameters())
         for step in range(STEPS):
-            table(lookups(comm.rank, step)).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses = [reference(lookups(r, step)).square().sum() for r in range(comm.size)]
-            (sum(losses, torch.zeros(())) / comm.size).backward()
-            other.step()
-            other.zero_grad()
+            step_both(comm, step, (table, optimizer), (reference, other), squared=True)
         torch.testing.assert_close(table.gathered(), reference.weight.detach(), rtol=0, atol=CLOSE)
 
     rp.simulate(ranks, rank, timeout=60)
@@ -91,13 +104,7 @@ def test_nodes_train_as_one_whole_table_and_send_each_row_once(ranks: int, per_n
         table, reference = sharded(comm, hierarchical=True), whole(comm)
         optimizer, other = SPARSE["momentum"](table.parameters()), SPARSE["momentum"](reference.parameters())
         for step in range(STEPS):
-            table(lookups(comm.rank, step)).square().sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses = [reference(lookups(r, step)).square().sum() for r in range(comm.size)]
-            (sum(losses, torch.zeros(())) / comm.size).backward()
-            other.step()
-            other.zero_grad()
+            step_both(comm, step, (table, optimizer), (reference, other), squared=True)
         torch.testing.assert_close(table.gathered(), reference.weight.detach(), rtol=0, atol=CLOSE)
         before = table.stats()
         table(torch.arange(ROWS))  # all ranks want every row
@@ -128,13 +135,7 @@ def test_inside_the_wrapper_all_is_averaged(policy: rp.Policy) -> None:
         )
         other = SPARSE["sgd"](reference.parameters())
         for step in range(STEPS):
-            model(lookups(comm.rank, step)).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            losses = [reference(lookups(r, step)).sum() for r in range(comm.size)]
-            (sum(losses, torch.zeros(())) / comm.size).backward()
-            other.step()
-            other.zero_grad()
+            step_both(comm, step, (model, optimizer), (reference, other))
         # What the wrapper exchanges of the layer may be rounded to float32 on the way.
         torch.testing.assert_close(model.table.gathered(), reference.table.weight.detach(), rtol=0, atol=1e-5)
         stats = optimizer.stats()

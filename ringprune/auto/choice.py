@@ -39,7 +39,7 @@ class Auto:
         ConfigurationError, ArgumentTypeError: a candidate is no policy, or cannot be predicted or left again.
     """
 
-    candidates: tuple[Policy, ...] | None = None
+    candidates: Sequence[Policy] | None = None
     margin: float = 0.03
     share: float = 0.01
 
@@ -53,7 +53,7 @@ class Auto:
             for policy in self.candidates:
                 _check(policy)
 
-    def policies(self, optimizer: torch.optim.Optimizer, comm: Communicator) -> tuple[Policy, ...]:
+    def policies(self, optimizer: torch.optim.Optimizer, comm: Communicator) -> Sequence[Policy]:
         """What is chosen from with this optimizer, over this communicator.
 
         Raises:

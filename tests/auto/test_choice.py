@@ -34,7 +34,7 @@ def test_numbers_have_ranges(arguments: dict[str, float]) -> None:
 
 
 def test_a_list_of_candidates_may_be_given() -> None:
-    assert rp.Auto([rp.Dense()]).candidates == (rp.Dense(),)  # type: ignore[arg-type]
+    assert rp.Auto([rp.Dense()]).candidates == (rp.Dense(),)
 
 
 def test_no_two_have_one_name() -> None:

@@ -202,7 +202,7 @@ def test_a_scaler_and_explicit_synchronize_go_on(monkeypatch: pytest.MonkeyPatch
             scaler.update()
         return weights(model), optimizer.stats()["skipped_steps"]
 
-    plain, scaled = (rp.simulate(2, lambda comm, s=s: rank(comm, s, set())) for s in (1.0, 1024.0))  # type: ignore[misc]
+    plain, scaled = (rp.simulate(2, lambda comm, s=s: rank(comm, s, set())) for s in (1.0, 1024.0))
     assert torch.equal(plain[0][0], scaled[1][0])
     bad = rp.simulate(2, lambda comm: rank(comm, 1024.0, {6, 7, 8, 9, 20}))
     assert torch.equal(bad[0][0], bad[1][0])

@@ -50,7 +50,7 @@ class Clocked:
 @given(st.floats(1e-6, 1e-3), st.floats(1e5, 1e11), st.integers(2, 9))
 def test_points_lie_on_what_messages_take(latency: float, rate: float, size: int) -> None:
     comm = Clocked(latency, rate, size)
-    found = measured_link(comm, KINDS, clock=comm.clock)  # type: ignore[arg-type]
+    found = measured_link(comm, KINDS, clock=comm.clock)
     assert set(found.points) == set(KINDS)
     for payload, seconds in found.points["allreduce"]:
         assert seconds == pytest.approx(latency + payload / rate)

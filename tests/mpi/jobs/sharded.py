@@ -10,7 +10,7 @@ from torch import nn
 
 import ringprune as rp
 from tests.mpi.inside import check_together, start
-from tests.test_embedding import CLOSE, SPARSE, Words, lookups, sharded, whole
+from tests.test_embedding import CLOSE, SPARSE, Words, lookups, sharded, step_both, whole
 
 STEPS = 12
 
@@ -22,13 +22,7 @@ def trains_as_a_whole_table(comm: rp.comm.Communicator) -> None:
     )
     other = SPARSE["adagrad"](reference.parameters())
     for step in range(STEPS):
-        model(lookups(comm.rank, step)).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses = [reference(lookups(r, step)).sum() for r in range(comm.size)]
-        (sum(losses, torch.zeros(())) / comm.size).backward()
-        other.step()
-        other.zero_grad()
+        step_both(comm, step, (model, optimizer), (reference, other))
     torch.testing.assert_close(model.table.gathered(), reference.table.weight.detach(), rtol=0, atol=CLOSE)
     optimizer.close()
 
