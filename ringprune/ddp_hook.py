@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringprune import checkpoint, ops, wire
+from ringprune import checkpoint, wire
 from ringprune.comm import connect
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import ArgumentTypeError, CheckpointError, ConfigurationError, UsageError
@@ -147,7 +147,7 @@ class DDPHook:
             own = self._factors(grads) if factors is None else [factors[i] for i in bucket.members]
             correction = Correction(own, [0.0] * len(grads), [False] * len(grads))
             found = self._exchange.start(bucket.index, grads, correction)
-            self._found.append((bucket.members, ops.count_nonfinite(grads) if found is None else found))
+            self._found.append((bucket.members, found))
 
     def _factors(self, grads: Sequence[Tensor]) -> list[float]:
         return self._policy.clipping.factors(grads, 1 / self._scale.value, self._comm.size)

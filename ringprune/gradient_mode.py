@@ -35,8 +35,9 @@ class GradientMode(Mode):
         self._overlap = parts.settings.overlap and policy.clipping.norm is None
         self._specs, self._packed = parts.specs, [policy.routing.packed(spec) for spec in parts.specs]
         self._held: list[int] = []  # buckets that are full and wait for the end of the backward pass
+        self._taken: dict[int, tuple[Tensor, int]] = {}  # gradients that an exchange has, and their versions then
         takes_over = policy.correction == "local" and momentum.takes_over(parts.inner)
-        super().__init__(parts, self._in_pieces(parts.params), velocity=takes_over, spare=self._overlap)
+        super().__init__(parts, self._in_pieces(parts.params), velocity=takes_over, spare=self._overlap, in_place=True)
         self._momentum = (
             momentum.SharedMomentum(parts.inner, parts.params, self._specs, self._packed) if takes_over else None
         )
@@ -72,12 +73,28 @@ class GradientMode(Mode):
         bucket = self.plan.buckets[index]
         grads = self._gradients(bucket.members)
         own = self._factors(grads) if factors is None else [factors[i] for i in bucket.members]
+        if factors is None:
+            self._remember(bucket.members)
         found = self.exchange.start(index, grads, self._correction(bucket, own))
         if factors is None:
-            if found is None:
-                self._count_nonfinite(bucket.members, _entries(grads))
-            else:
-                self._found.append((bucket.members, found))
+            self._found.append((bucket.members, found))
+
+    def _remember(self, members: Sequence[int]) -> None:
+        for i in members:
+            grad = self.params[i].grad
+            if grad is not None and not self._specs[i].sparse:
+                self._taken[i] = grad, grad._version
+
+    def _note_changes(self) -> None:
+        """Gradients that were changed since an exchange took them: what was meant would be lost, or read half."""
+        for i, (taken, version) in self._taken.items():
+            grad = self.params[i].grad
+            if grad is not None and not (grad is taken and grad._version == version):
+                self._verdict.note_fault(
+                    f"the gradient of {self._specs[i].name!r} was changed between backward() and step(), when it was "
+                    "being exchanged: change gradients between synchronize() and step(), or wrap with overlap=False"
+                )
+        self._taken = {}
 
     def _factors(self, grads: Sequence[Tensor]) -> list[float]:
         return self._policy.clipping.factors(_entries(grads), 1 / self.scale.value, self._comm.size)
@@ -105,7 +122,8 @@ class GradientMode(Mode):
                 param.grad = torch.zeros_like(param)
             elif param.grad.is_sparse:
                 param.grad = param.grad.to_dense()
-            grads.append(param.grad.detach().contiguous())
+            # .data has a version of its own: what the exchange writes is no change of the caller's.
+            grads.append(param.grad.data.contiguous())
         return grads
 
     def _rows(self, index: int) -> Tensor:
@@ -169,6 +187,7 @@ class GradientMode(Mode):
         for index in [*held, *self.backward.remaining()]:
             self._start(index, None)
         self._note_nonfinite()
+        self._note_changes()
         self.exchange.reduce(self._verdict.start)
         made = self._verdict.wait()
         if made:

@@ -15,7 +15,7 @@ from ringprune.gradient_mode import GradientMode
 from ringprune.greeting import Greeting
 from ringprune.guard import Guard
 from ringprune.mode import Parts, Settings
-from ringprune.planning import check_schedule, make_mode, make_plan, sparse_parameters
+from ringprune.planning import check_schedule, make_mode, make_plan, sparse_parameters, takes_groups
 from ringprune.policies import Policy, check_abilities
 from ringprune.scaling import LossScale
 from ringprune.update_mode import UpdateMode
@@ -50,7 +50,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             selection and bytes sent are then a node's, not a rank's.
         overlap: start exchanges during backward. It keeps a second copy of residual and velocity, so that a step can be
             taken back; False halves that memory and exchanges after backward.
-        bucket_bytes: size of a bucket, as float32.
+        bucket_bytes: size of a bucket, as float32. Over Horovod, which gathers tensors itself, dense ones have 4 MiB.
         check_every: compare hashes of all parameters and index sets between the ranks after every so many exchanges; a
             difference raises RankMismatchError on all ranks. 0 is never.
         guard: a :class:`ringprune.Guard`, to send tensors whole whose residuals grow without bound; None for none.
@@ -135,7 +135,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             params = [param for _, param, _ in trained]
             refused = {"scaler": scale.enabled, "guard": guard is not None, "hierarchical=True": hierarchical}
             check_schedule(chosen, model, named, refused | {'nonfinite="skip"': settings.nonfinite == "skip"})
-            plan, sliced = make_plan(chosen, specs, params, limit, shared)
+            groups = takes_groups(self._comm, hierarchical)
+            plan, sliced = make_plan(chosen, specs, params, limit, shared, groups=groups)
             first_fact = f"hierarchical={flag('hierarchical', hierarchical)}"
         if hierarchical:
             # To divide the ranks is collective: not before all of them have come this far, and want it.

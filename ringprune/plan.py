@@ -104,7 +104,14 @@ class Plan:
         return sum(bucket.numel for bucket in self.buckets if bucket.route == "packed")
 
 
-def build_plan(params: Sequence[ParamSpec], packed: Sequence[bool], bucket_bytes: int, facts: Iterable[str]) -> Plan:
+def build_plan(
+    params: Sequence[ParamSpec],
+    packed: Sequence[bool],
+    bucket_bytes: int,
+    facts: Iterable[str],
+    *,
+    dense_bytes: int | None = None,
+) -> Plan:
     """Put parameters into buckets.
 
     Packed buckets come first, in reverse order of the parameters, since backward makes the last layer's gradients
@@ -117,12 +124,14 @@ def build_plan(params: Sequence[ParamSpec], packed: Sequence[bool], bucket_bytes
         packed: for each parameter, whether it travels packed, unless its gradient is sparse.
         bucket_bytes: a bucket is closed when its float32 values would exceed this many bytes.
         facts: what else must be equal on every rank, one line each.
+        dense_bytes: the same of dense buckets, where that is less.
     """
     reverse = range(len(params) - 1, -1, -1)
     groups: list[tuple[Route, list[int]]] = []
-    for route in ("packed", "dense"):
+    limits: dict[Route, int] = {"packed": bucket_bytes, "dense": bucket_bytes if dense_bytes is None else dense_bytes}
+    for route, limit in limits.items():
         chosen = [i for i in reverse if packed[i] == (route == "packed") and not params[i].sparse]
-        groups += [(route, members) for members in _split(params, chosen, bucket_bytes)]
+        groups += [(route, members) for members in _split(params, chosen, limit)]
     groups += [("rows", [i]) for i in reverse if params[i].sparse]
     buckets = tuple(make_bucket(index, route, members, params) for index, (route, members) in enumerate(groups))
     lines = [*facts, f"{len(params)} parameters, buckets of at most {bucket_bytes} bytes"]

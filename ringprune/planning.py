@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ringprune.comm.communicator import Communicator
 from ringprune.embedding import embedding_of
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.gradient_mode import GradientMode
@@ -17,15 +18,26 @@ from ringprune.routing import plan_of
 from ringprune.slicing import SlicedPlan, slice_plan
 from ringprune.update_mode import UpdateMode
 
-__all__ = ["check_schedule", "make_mode", "make_plan", "sparse_parameters"]
+__all__ = ["check_schedule", "make_mode", "make_plan", "sparse_parameters", "takes_groups"]
+
+
+def takes_groups(comm: Communicator, hierarchical: bool) -> bool:
+    """Whether the library sums groups of tensors where they are; inside nodes a bucket is one message."""
+    return "group" in comm.abilities and not hierarchical
 
 
 def make_plan(
-    policy: Policy, specs: Sequence[ParamSpec], params: Sequence[Tensor], bucket_bytes: int, facts: Iterable[str]
+    policy: Policy,
+    specs: Sequence[ParamSpec],
+    params: Sequence[Tensor],
+    bucket_bytes: int,
+    facts: Iterable[str],
+    *,
+    groups: bool,
 ) -> tuple[Plan, SlicedPlan | None]:
-    """What is exchanged, and its pieces where a schedule sends slices."""
+    """What is exchanged, and its pieces where a schedule sends slices; see :func:`takes_groups`."""
     if policy.schedule is None:
-        return plan_of(policy.routing, specs, bucket_bytes, facts), None
+        return plan_of(policy.routing, specs, bucket_bytes, facts, groups=groups and policy.dense_as_is), None
     packed = [policy.routing.packed(spec) for spec in specs]
     # A slice is a view of its parameter, and of its gradient, whose norm may be clipped.
     uncut = policy.clipping.norm_per_tensor is not None

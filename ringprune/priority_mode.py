@@ -139,10 +139,7 @@ class PriorityMode(GradientMode):
         grads = [self._part(whole[piece.param], piece) for piece in pieces]
         with self._driver as dispatch:
             found = self.exchange.start_alone(index, grads, self._correction(bucket, self._factors(grads)))
-            if found is None:
-                self._count_nonfinite(bucket.members, grads)
-            else:
-                self._found.append((bucket.members, found))
+            self._found.append((bucket.members, found))
             dispatch.ready(index)
         self._driver.go()
 

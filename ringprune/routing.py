@@ -76,11 +76,32 @@ class Named:
 Routing = AllDense | LargeMatrices | Named
 
 
-def plan_of(routing: Routing, specs: Sequence[ParamSpec], bucket_bytes: int, facts: Iterable[str]) -> Plan:
-    """The buckets of a routing; see :func:`ringprune.plan.build_plan`."""
+GROUP_BYTES = 4 << 20
+"""Of a bucket whose tensors the library gathers into messages: the last one, which nothing hides, is better short."""
+
+
+def plan_of(
+    routing: Routing,
+    specs: Sequence[ParamSpec],
+    bucket_bytes: int,
+    facts: Iterable[str],
+    *,
+    groups: bool = False,
+) -> Plan:
+    """The buckets of a routing; see :func:`ringprune.plan.build_plan`.
+
+    Args:
+        routing: which tensors travel packed.
+        specs: the parameters, in the optimizer's order.
+        bucket_bytes: size of a bucket.
+        facts: what else must be equal on every rank.
+        groups: dense buckets are handed to the library as groups of tensors.
+    """
     if not isinstance(routing, Named):
-        return build_plan(specs, [routing.packed(spec) for spec in specs], bucket_bytes, facts)
-    plan = plan_of(routing.of, specs, bucket_bytes, facts)
+        dense = min(bucket_bytes, GROUP_BYTES) if groups else bucket_bytes
+        packed = [routing.packed(spec) for spec in specs]
+        return build_plan(specs, packed, bucket_bytes, facts, dense_bytes=dense)
+    plan = plan_of(routing.of, specs, bucket_bytes, facts, groups=groups)
     # Moved behind the packed ones, what fills early would wait for what fills last.
     whole = [not any(routing.packed(specs[member]) for member in bucket.members) for bucket in plan.buckets]
     buckets = (replace(b, route="dense") if w else b for b, w in zip(plan.buckets, whole, strict=True))

@@ -44,7 +44,7 @@ class UpdateMode(Mode):
         self._set_aside: list[Tensor] | None = None  # inside shared_weights(): what this rank had
         self._raises = parts.settings.nonfinite == "raise"
         # All ranks decide before anything is exchanged, so nothing has to be taken back.
-        super().__init__(parts, self._shared, velocity=False, spare=False)
+        super().__init__(parts, self._shared, velocity=False, spare=False, in_place=False)
         self._outer = OuterStep(choice, self._shared)
         shares = choice.momentum == "shared" and SharedMomentum.serves(parts.inner)
         self._momentum = SharedMomentum(parts.inner, self.params, self._shared) if shares else None

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import ringprune as rp
-from tests.training import batches, loss_of, make_model, run, sgd, wrap
+from tests.training import batches, loss_of, make_model, plain_sgd, run, sgd, wrap
 
 IWP = rp.IWP(0.05)
 
@@ -65,6 +65,68 @@ def test_zero_grad_flush_and_load_are_refused_between_backward_and_step() -> Non
         run(model, optimizer, 0, 1)
 
     only(rank)
+
+
+def clip(model: nn.Module) -> None:
+    nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+
+def replace_one(model: nn.Module) -> None:
+    bias = model.get_parameter("4.bias")
+    bias.grad = None if bias.grad is None else 2 * bias.grad
+
+
+def zero(model: nn.Module) -> None:
+    model.zero_grad(set_to_none=False)
+
+
+@pytest.mark.parametrize("policy", [rp.Dense(), rp.Dense("bf16"), IWP], ids=["dense", "rounded", "iwp"])
+@pytest.mark.parametrize("change", [clip, replace_one, zero], ids=["clipped", "replaced", "zeroed"])
+def test_a_gradient_changed_while_it_is_exchanged_is_refused_on_all_ranks(policy: rp.Policy, change: Any) -> None:
+    """The change would be lost without a word, or made to what is being sent; Horovod leaves that to the user."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, policy)
+        run(model, optimizer, comm.rank, 1)
+        before = [param.detach().clone() for param in model.parameters()]
+        optimizer.zero_grad()
+        loss_of(model, next(iter(batches(comm.rank, 1)))).backward()
+        if comm.rank == 1:
+            change(model)
+        with pytest.raises(
+            rp.UsageError, match=r"rank 1: the gradient of '.*changed between backward\(\) and step\(\)"
+        ):
+            optimizer.step()
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        optimizer.zero_grad()
+        run(model, optimizer, comm.rank, 1)
+
+    rp.simulate(2, rank)
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": False}], ids=str)
+def test_a_gradient_may_be_changed_where_nothing_is_being_exchanged(options: dict[str, Any]) -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.Dense(), plain_sgd, **options)
+        for step, batch in enumerate(batches(comm.rank, 3)):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            if options:  # exchanged in step()
+                clip(model)
+                optimizer.step()
+            elif step == 1:  # dropped: the average comes all the same
+                model.zero_grad()
+                optimizer.step()
+                assert all(param.grad is not None and param.grad.any() for param in model.parameters())
+            else:
+                optimizer.synchronize()
+                clip(model)
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+
+    rp.simulate(2, rank)
 
 
 def test_wrong_use_on_one_rank_is_told_to_all() -> None:

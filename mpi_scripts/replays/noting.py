@@ -8,7 +8,7 @@ from replays.model import Event
 
 __all__ = ["Noting"]
 
-MESSAGES = ("broadcast", "allreduce", "allgather", "alltoall", "shift")
+MESSAGES = ("broadcast", "allreduce", "allreduce_group", "allgather", "alltoall", "shift")
 
 
 class Noting:

@@ -59,7 +59,7 @@ def options(setting: Setting, policies: Sequence[Policy]) -> list[Option]:
 
 
 def _option(setting: Setting, policy: Policy) -> Option:
-    plan = setting.workload.plan(policy, setting.bucket_bytes)
+    plan = setting.plan(policy)
     if all(bucket.route == "dense" for bucket in plan.buckets):
         return Option(policy, predict(setting, policy))
     mixture = mix(setting, policy)

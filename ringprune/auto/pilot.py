@@ -17,7 +17,7 @@ from ringprune.errors import CheckpointError
 from ringprune.gradient_mode import GradientMode
 from ringprune.mode import Parts
 from ringprune.plan import Plan, Route, gather_texts
-from ringprune.planning import make_mode, make_plan
+from ringprune.planning import make_mode, make_plan, takes_groups
 from ringprune.policies import Policy
 from ringprune.prediction import CPU, MeasuredLink, Setting, Speeds
 from ringprune.prediction.messages import messages
@@ -66,6 +66,7 @@ class Pilot:
         assert isinstance(made, GradientMode), "candidates exchange gradients, at every step"
         self.mode = made
         self._parts = replace(parts, metrics=self.mode.metrics)
+        self._groups = takes_groups(parts.comm, parts.nodes is not None)
         self.chosen, self._policy = 0, parts.policy
         self._options: list[Option] = []
         self._ratios: dict[int, float] = {}
@@ -248,7 +249,13 @@ class Pilot:
         slowest = Times(max(report["compute"] for report in reports), tuple(map(max, ready)))
         specs, settings = self._parts.plan.params, self._parts.settings
         setting = Setting(
-            workload_of(specs, slowest), comm.size, link, self._speeds, self._bucket_bytes, settings.overlap
+            workload_of(specs, slowest),
+            comm.size,
+            link,
+            self._speeds,
+            self._bucket_bytes,
+            settings.overlap,
+            self._groups,
         )
         self._options = options(setting, self._policies)
         self._seconds = {}
@@ -336,7 +343,7 @@ class Pilot:
 
     def _plan(self, policy: Policy) -> Plan:
         parts = self._parts
-        return make_plan(policy, parts.specs, parts.params, self._bucket_bytes, ())[0]
+        return make_plan(policy, parts.specs, parts.params, self._bucket_bytes, (), groups=self._groups)[0]
 
     def _build(self, chosen: int, policy: Policy, old: GradientMode) -> None:
         """A mode that goes on where ``old`` has ended."""

@@ -127,6 +127,9 @@ class _Timed:
     def allreduce(self, tensor: Tensor, *, name: str) -> Handle:
         return self._call(self._comm.allreduce, tensor, name=name)
 
+    def allreduce_group(self, tensors: Sequence[Tensor], *, factor: float = 1.0, name: str) -> Handle:
+        return self._call(self._comm.allreduce_group, tensors, factor=factor, name=name)
+
     def allgather(self, tensor: Tensor, *, sizes: Sequence[int] | None = None, name: str) -> Handle:
         return self._call(self._comm.allgather, tensor, sizes=sizes, name=name)
 

@@ -51,6 +51,24 @@ class CheckedCommunicator(ABC):
         self.traffic.count_allreduce(tensor.nbytes)
         return self._start(call, tensor, tensor)
 
+    def allreduce_group(self, tensors: Sequence[Tensor], *, factor: float = 1.0, name: str) -> Handle:
+        """Overwrite each of ``tensors`` with the ranks' sum times ``factor``; the handle returns the first."""
+        if "group" not in self.abilities:
+            raise ConfigurationError(
+                f'allreduce_group "{name}": the {self.kind} communicator sums single tensors; "horovod" takes groups'
+            )
+        if not tensors:
+            raise ConfigurationError(f'allreduce_group "{name}": no tensors')
+        for tensor in tensors:
+            self._check_tensor("allreduce", name, tensor)
+        kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+        if len(kinds) > 1:
+            raise ConfigurationError(f'allreduce_group "{name}": the tensors are of several dtypes or devices')
+        call = Call("allreduce", name, tensors[0].dtype, (sum(tensor.numel() for tensor in tensors),))
+        self._check_support(call, tensors[0])
+        self.traffic.count_allreduce(sum(tensor.nbytes for tensor in tensors))
+        return self._start_group(call, tensors, factor)
+
     def allgather(self, tensor: Tensor, *, sizes: Sequence[int] | None = None, name: str) -> Handle:
         """Concatenate the ranks' tensors along dimension 0 in rank order; the handle returns a new tensor.
 
@@ -156,6 +174,10 @@ class CheckedCommunicator(ABC):
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
         """Start the collective on ``tensor``, to end in ``into`` (``tensor`` itself where it works in place)."""
 
+    def _start_group(self, call: Call, tensors: Sequence[Tensor], factor: float) -> Handle:
+        """Start the sum of each of ``tensors``, in place; of those with the ability."""
+        raise NotImplementedError
+
     @abstractmethod
     def _check_support(self, call: Call, tensor: Tensor) -> None:
         """Raise ConfigurationError for a dtype, device or length that this communicator cannot carry."""
@@ -223,6 +245,11 @@ class AloneCommunicator(CheckedCommunicator):
         if into is not tensor:
             into.copy_(tensor.detach())
         return FinishedHandle(into)
+
+    def _start_group(self, call: Call, tensors: Sequence[Tensor], factor: float) -> Handle:
+        for tensor in tensors:
+            tensor.detach().mul_(factor)
+        return FinishedHandle(tensors[0])
 
     def _check_support(self, call: Call, tensor: Tensor) -> None:
         """Nothing is sent, so everything can be carried."""

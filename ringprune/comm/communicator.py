@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = ["Ability", "Communicator", "Handle", "Nodes", "Traffic"]
 
-Ability = Literal["broadcast", "allreduce", "allgather", "alltoall", "shift", "divide"]
+Ability = Literal["broadcast", "allreduce", "group", "allgather", "alltoall", "shift", "divide"]
 
 CPU = torch.device("cpu")
 
@@ -89,7 +89,8 @@ class Communicator(Protocol):
         kind: ``"horovod"``, ``"mpi"``, ``"torch"`` or ``"simulated"``.
         rank: number of this rank, 0 to ``size - 1``.
         size: number of ranks.
-        abilities: the calls that work here; ``shift`` needs point-to-point messages, ``divide`` groups of some ranks.
+        abilities: the calls that work here; ``shift`` needs point-to-point messages, ``divide`` groups of some ranks,
+            ``group`` (of ``allreduce_group``) a library that gathers tensors into messages by itself.
         traffic: the byte counter.
         threads: whether calls may come from several threads, one at a time.
     """
@@ -107,6 +108,16 @@ class Communicator(Protocol):
 
     def allreduce(self, tensor: Tensor, *, name: str) -> Handle:
         """Overwrite ``tensor`` with the sum over the ranks, the same bytes everywhere; the handle returns it."""
+        ...
+
+    def allreduce_group(self, tensors: Sequence[Tensor], *, factor: float = 1.0, name: str) -> Handle:
+        """Overwrite each of ``tensors`` with the sum over the ranks times ``factor``; the handle returns the first.
+
+        Args:
+            tensors: one or more, of one dtype and device; they share no memory.
+            factor: rounded to the tensors' dtype.
+            name: what errors call this collective.
+        """
         ...
 
     def allgather(self, tensor: Tensor, *, sizes: Sequence[int] | None = None, name: str) -> Handle:

@@ -4,7 +4,7 @@ The one file that imports Horovod.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import horovod.torch as hvd
@@ -41,7 +41,7 @@ class HorovodCommunicator(CheckedCommunicator):
     """
 
     kind = "horovod"
-    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "allgather", "alltoall", "divide"})
+    abilities: frozenset[Ability] = frozenset({"broadcast", "allreduce", "group", "allgather", "alltoall", "divide"})
 
     def __init__(self, process_set: Any = None, timeout: float | None = None) -> None:
         _check_initialised()
@@ -78,17 +78,32 @@ class HorovodCommunicator(CheckedCommunicator):
         return HorovodCommunicator(self._process_set, self._waiter.timeout)
 
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
+        return self._under_way(call, lambda: self._enqueue(call, tensor), into, tensor)
+
+    def _start_group(self, call: Call, tensors: Sequence[Tensor], factor: float) -> Handle:
+        # Horovod copies them into its fusion buffer and back, and multiplies, in its own thread.
+        def enqueue() -> int:
+            return int(
+                hvd.grouped_allreduce_async_(tensors, op=hvd.Sum, postscale_factor=factor, **self._options(call))
+            )
+
+        return self._under_way(call, enqueue, tensors[0], tensors)
+
+    def _under_way(self, call: Call, enqueue: Callable[[], int], into: Tensor, kept: object) -> Handle:
         try:
-            number = self._enqueue(call, tensor)
+            number = enqueue()
         except self._waiter.library_errors as error:
             raise self._waiter.failed(call, error) from error
         return self._waiter.handle(
-            call, done=lambda: bool(hvd.poll(number)), result=lambda: _result(call, number, into), kept=tensor
+            call, done=lambda: bool(hvd.poll(number)), result=lambda: _result(call, number, into), kept=kept
         )
+
+    def _options(self, call: Call) -> dict[str, Any]:
+        return {"name": f"ringprune {self._number}: {call.name}", "process_set": self._process_set}
 
     def _enqueue(self, call: Call, tensor: Tensor) -> int:
         """Hand the collective to the background thread; returns Horovod's number for it."""
-        options = {"name": f"ringprune {self._number}: {call.name}", "process_set": self._process_set}
+        options = self._options(call)
         if call.op == "broadcast":
             root = self._process_set.ranks[call.root]  # Horovod's broadcast wants the global rank
             return int(hvd.broadcast_async_(tensor, root, **options))

@@ -74,11 +74,11 @@ class Waiter:
         self._under_way: set[_PolledHandle] = set()
 
     def handle(
-        self, call: Call, *, done: Callable[[], bool], result: Callable[[], Tensor], kept: Tensor
+        self, call: Call, *, done: Callable[[], bool], result: Callable[[], Tensor], kept: object
     ) -> "_PolledHandle":
         """A handle for a collective that is over when ``done()``, and then gives ``result()``.
 
-        ``kept`` is a tensor that the library reads or writes until then.
+        ``kept`` is what the library reads or writes until then.
         """
         handle = _PolledHandle(self, call, done, result, kept)
         self._under_way.add(handle)
@@ -147,7 +147,7 @@ class _PolledHandle:
     """A collective under way in a library."""
 
     def __init__(
-        self, waiter: Waiter, call: Call, done: Callable[[], bool], result: Callable[[], Tensor], kept: Tensor
+        self, waiter: Waiter, call: Call, done: Callable[[], bool], result: Callable[[], Tensor], kept: object
     ) -> None:
         self.call = call
         self._done = done

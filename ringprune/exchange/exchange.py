@@ -56,6 +56,7 @@ class Exchange:
         mean: average or sum.
         velocity: accumulate a velocity (momentum correction).
         spare: keep what :meth:`abandon` needs; False for callers who only start steps that will be made.
+        in_place: what is exchanged is handed over, and may be overwritten, by a step that is not made too.
         nodes: ``comm`` divided by node, where the exchange is one between nodes; None where it is one between ranks.
         guard: looks after packed tensors; None for none.
         first: exchanges that another one made before.
@@ -77,6 +78,7 @@ class Exchange:
         mean: Mean,
         velocity: bool,
         spare: bool,
+        in_place: bool = False,
         nodes: Nodes | None = None,
         guard: Guard | None = None,
         first: int = 0,
@@ -85,8 +87,6 @@ class Exchange:
         self._plan, self.checked = plan, False
         ring = RingChoice(0, "our ring, as asked for") if policy.reduction == "ring" else RingChoice.never()
         rotation = Rotation(plan, policy.turns) if policy.turns > 1 else None
-        # With a schedule no step is taken back, and gradients are handed over.
-        in_place = policy.schedule is not None
         self._setting = Setting(
             policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation, in_place, first=first
         )
@@ -140,24 +140,24 @@ class Exchange:
             return 0.0
         return 4 * bucket.numel * (policy.density.target if packed else 1.0)
 
-    def start(self, index: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor | None:
+    def start(self, index: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
         """Start bucket ``index``, and take those before it one message further.
 
-        So the buckets form a pipeline: while one is being selected from, the one before it is packed and the one
-        before that is being reduced. Turns are taken in one order on every rank. Where the next one would have to wait
-        for another rank it is left, and those behind it, to later calls: this one returns at once.
+        So the buckets form a pipeline: one is selected from while others are packed and reduced. Turns are taken in one
+        order on every rank. Where the next one would have to wait it is left, and those behind it, to later calls.
 
         Args:
             index: position of the bucket in the Plan; buckets are started in that order on every rank.
-            corrected: what to accumulate: contiguous tensors, one per member, read before this returns.
+            corrected: contiguous tensors, one per member: read before this returns, or handed over (``in_place``).
             correction: their factors and momentum.
 
         Returns:
-            How many entries of each tensor are NaN or infinite, int64, where the bucket learns that on the way.
+            How many entries of each tensor are NaN or infinite, int64.
         """
         started = self._lanes[index]
         found = started.start(self.step, corrected, correction)
-        self._turns.extend([started] * (1 + started.eager) + self._lanes[:index])
+        # Lanes that are over here are over on every rank when their turn would come there.
+        self._turns.extend([started] * (1 + started.eager) + [lane for lane in self._lanes[:index] if not lane.over])
         try:
             while self._turns and self._turns[0].done() and self._error is None:
                 self._turns.popleft().advance()
@@ -239,7 +239,7 @@ class Exchange:
 
     # -- bucket by bucket, in an order that was agreed elsewhere (dispatch.py) ----------------------------------------
 
-    def start_alone(self, index: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor | None:
+    def start_alone(self, index: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
         """As :meth:`start`, and no bucket is taken further: nothing is sent."""
         return self._lanes[index].start(self.step, corrected, correction)
 

@@ -48,7 +48,7 @@ class Setting:
         ring: which sums of float32 values our ring makes; known from the first step on.
         guard: what looks after packed tensors; None if nothing does.
         rotation: whose turn it is, where packed tensors take turns.
-        in_place: gradients are the exchange's until it is over, and may be overwritten.
+        in_place: what is exchanged is the exchange's until it is over, and may be overwritten.
         whole: send all entries, and as they are, so that nothing is kept back.
         first: the step at which this exchange began, where another one had gone before.
     """
@@ -85,9 +85,11 @@ class Lane(ABC):
 
     Attributes:
         eager: what its second turn waits for was sent long ago, so it gets that turn at once.
+        over: no turn is left.
     """
 
     eager = False
+    over = True
 
     def __init__(self, bucket: Bucket, setting: Setting, content: Content) -> None:
         self.bucket, self._setting, self._content = bucket, setting, content
@@ -95,14 +97,14 @@ class Lane(ABC):
         self._waiting: UnderWay | None = None
         self._reduction: Average | None = None
 
-    def start(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor | None:
+    def start(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
         """The stages that need no other rank; nothing is sent.
 
         Returns:
-            How many entries of each tensor are NaN or infinite, int64, where that was learnt on the way.
+            How many entries of each tensor are NaN or infinite, int64.
         """
         found = self._begin(step, corrected, correction)
-        self._turns, self._waiting = self._messages(step), None
+        self._turns, self._waiting, self.over = self._messages(step), None, False
         return found
 
     def done(self) -> bool:
@@ -112,15 +114,16 @@ class Lane(ABC):
     def advance(self) -> bool:
         """One turn: wait for the message under way, start the next; False where no turn is left after it."""
         self._waiting = next(self._turns, None)
-        return self._waiting is not None
+        self.over = self._waiting is None
+        return not self.over
 
     def reduced(self) -> bool:
         """Where no turn is left: whether :meth:`finish` would not wait."""
         return self._reduction is None or self._reduction.done()
 
     @abstractmethod
-    def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor | None:
-        """Accumulate, and what else can be done alone."""
+    def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
+        """Accumulate, and what else can be done alone; count NaN and infinity."""
 
     @abstractmethod
     def _messages(self, step: int) -> Iterator["UnderWay | None"]:
@@ -167,6 +170,12 @@ class Lane(ABC):
             # Coded values are rounded twice by two collectives, by the ring at each hop: so only where it is asked for.
             ring = self._setting.sums_by_ring(values) and (code is None or self._setting.policy.reduction == "ring")
             self._reduction = self._setting.mean.start(self._setting.comm, values, code, ring=ring, name=name)
+
+    def _reduce_group(self, tensors: Sequence[Tensor]) -> None:
+        """[6] Start the reduction of this step's tensors, each where it is."""
+        with self._setting.metrics.stage("reduce"), self._setting.metrics.sending(self._content, self.bucket.index):
+            name = f"bucket {self.bucket.index} {self._content}"
+            self._reduction = self._setting.mean.start_group(self._setting.comm, tensors, name=name)
 
     def _rounds(self) -> Iterator["UnderWay | None"]:
         """The messages of the reduction after its first."""

@@ -203,3 +203,8 @@ class Policy:
         if self.reduction == "ring":
             needs.add("shift")
         return frozenset(needs)
+
+    @property
+    def dense_as_is(self) -> bool:
+        """Whether what travels dense are gradients as they are, which a library can sum where they lie."""
+        return self.dense_values == "fp32" and self.local_steps is None

@@ -8,16 +8,16 @@ from functools import cache
 from ringprune.errors import ConfigurationError
 from ringprune.plan import Bucket, Plan, Route
 from ringprune.policies.policy import Policy
-from ringprune.prediction.link import Link, Network
-from ringprune.prediction.speeds import Speeds
+from ringprune.prediction.link import Link
 from ringprune.prediction.step import Prediction, Setting, predict
-from ringprune.prediction.work import work_of
 
 __all__ = ["MARGIN", "Mixture", "best", "cheaper_route", "crossover", "mix"]
 
 MARGIN = 0.05
 """A method has to be predicted faster by this share than what leaves less out: it costs accuracy and memory, and no
 prediction is exact."""
+
+ROUTES: tuple[Route, Route] = ("packed", "dense")
 
 MIXTURES = 16
 """Places that are tried, of those up to which buckets are packed, before the neighbours of the best."""
@@ -46,15 +46,13 @@ class Mixture:
     prediction: Prediction
 
 
-def cheaper_route(bucket: Bucket, policy: Policy, ranks: int, link: Network, speeds: Speeds) -> tuple[Route, float]:
+def cheaper_route(bucket: Bucket, policy: Policy, setting: Setting) -> tuple[Route, float]:
     """The cheaper way of a bucket that has nothing to hide behind.
 
     Returns:
         The route, and the seconds that it saves over the other one.
     """
-    packed, dense = (
-        work_of(bucket, policy, ranks, speeds, route).seconds(link, ranks) for route in ("packed", "dense")
-    )
+    packed, dense = (setting.work_of(bucket, policy, route).seconds(setting.link, setting.ranks) for route in ROUTES)
     return ("packed", dense - packed) if packed < dense else ("dense", packed - dense)
 
 
@@ -65,11 +63,11 @@ def mix(setting: Setting, policy: Policy) -> Mixture:
     put in an order, and packed from the first up to that place where the step is predicted to be the shortest: in the
     order of what packing saves, and from the last on, whose gradients come when no compute is left to hide behind.
     """
-    plan = setting.workload.plan(policy, setting.bucket_bytes)
+    plan = setting.plan(policy)
     gains: dict[int, float] = {}
     for bucket in plan.buckets:
         if bucket.route == "packed":
-            route, saved = cheaper_route(bucket, policy, setting.ranks, setting.link, setting.speeds)
+            route, saved = cheaper_route(bucket, policy, setting)
             gains[bucket.index] = saved if route == "packed" else -saved
     orders = sorted(gains, key=lambda index: -gains[index]), sorted(gains, reverse=True)
     mixtures = [_mixed_in(order, plan, setting, policy) for order in orders]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ringprune.metrics import Content
-from ringprune.plan import Route
+from ringprune.plan import Bucket, Plan, Route
 from ringprune.policies.policy import Policy
 from ringprune.prediction.link import Network
 from ringprune.prediction.messages import Message, bytes_sent, check_predictable, verdict
@@ -32,6 +32,7 @@ class Setting:
         speeds: what the exchange costs the processor.
         bucket_bytes: the wrapper's.
         overlap: exchanges start during backward; else behind it.
+        groups: the communicator sums groups of tensors where they are (its ability ``"group"``).
     """
 
     workload: Workload
@@ -40,6 +41,15 @@ class Setting:
     speeds: Speeds
     bucket_bytes: int = BUCKET_BYTES
     overlap: bool = True
+    groups: bool = False
+
+    def plan(self, policy: Policy) -> Plan:
+        """The buckets that the wrapper makes of the workload."""
+        return self.workload.plan(policy, self.bucket_bytes, groups=self.groups)
+
+    def work_of(self, bucket: Bucket, policy: Policy, route: Route | None = None) -> Work:
+        """A bucket's part of an exchange; see :func:`ringprune.prediction.work.work_of`."""
+        return work_of(bucket, policy, self.ranks, self.speeds, route, groups=self.groups)
 
 
 @dataclass(frozen=True)
@@ -79,9 +89,9 @@ def predict(setting: Setting, policy: Policy, routes: Sequence[Route] | None = N
     """
     check_predictable(policy)
     workload, ranks = setting.workload, setting.ranks
-    plan = workload.plan(policy, setting.bucket_bytes)
+    plan = setting.plan(policy)
     chosen = [bucket.route for bucket in plan.buckets] if routes is None else routes
-    works = [work_of(b, policy, ranks, setting.speeds, route) for b, route in zip(plan.buckets, chosen, strict=True)]
+    works = [setting.work_of(b, policy, route) for b, route in zip(plan.buckets, chosen, strict=True)]
     run = _Run(setting, works, verdict(policy))
     compute = workload.compute_seconds
     sent = bytes_sent([turn.message for work in works for turn in work.turns] + [run.verdict], ranks)
@@ -144,7 +154,7 @@ class _Run:
 
     def _start(self, index: int) -> None:
         self._spend(self._works[index].start)
-        self._turns.extend([index, *range(index)])
+        self._turns.extend([index, *(i for i in range(index) if self._done[i] < len(self._works[i].turns))])
         while self._turns and self._ready(self._turns[0]):
             self._advance(self._turns.popleft())
 

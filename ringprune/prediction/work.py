@@ -51,7 +51,9 @@ class Work:
         return self.local_seconds + sum(turn.message.seconds(link, ranks) for turn in self.turns)
 
 
-def work_of(bucket: Bucket, policy: Policy, ranks: int, speeds: Speeds, route: Route | None = None) -> Work:
+def work_of(
+    bucket: Bucket, policy: Policy, ranks: int, speeds: Speeds, route: Route | None = None, *, groups: bool = False
+) -> Work:
     """The work of one bucket.
 
     Every rank is taken to be a root: the step waits for the one that has most to do.
@@ -62,13 +64,14 @@ def work_of(bucket: Bucket, policy: Policy, ranks: int, speeds: Speeds, route: R
         ranks: how many take part.
         speeds: of the processor.
         route: ``"dense"`` to send a packed bucket whole; None is the bucket's own.
+        groups: the communicator sums groups of tensors where they are.
     """
     route = bucket.route if route is None else route
     sent = messages(bucket, policy, ranks, route)
     packed = route == "packed"
     selects = packed and not sent_whole(policy.density.target)
     positions = proposed(bucket, policy, ranks) if selects else 0
-    start, finish = _alone(bucket, policy, speeds, packed, selects, positions > 0)
+    start, finish = _alone(bucket, policy, speeds, packed, selects, positions > 0, groups)
     count = kept(bucket, policy, ranks) if selects else bucket.numel
     before = [speeds.message * message.count for message in sent]
     if selects and policy.index_sets == "gathered":
@@ -94,10 +97,12 @@ def work_of(bucket: Bucket, policy: Policy, ranks: int, speeds: Speeds, route: R
 
 
 def _alone(
-    bucket: Bucket, policy: Policy, speeds: Speeds, packed: bool, selects: bool, proposes: bool
+    bucket: Bucket, policy: Policy, speeds: Speeds, packed: bool, selects: bool, proposes: bool, groups: bool
 ) -> tuple[float, float]:
     """Seconds of the passes over all entries, before the first message and after the last."""
     entries = bucket.numel
+    if not packed and policy.dense_as_is and (groups or len(bucket.members) == 1):
+        return speeds.whole * entries, 0.0  # summed where the gradients are
     if proposes:
         share = 1 / policy.refresh
         start = (share * speeds.select + (1 - share) * speeds.accumulate) * entries

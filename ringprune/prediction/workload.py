@@ -108,10 +108,10 @@ class Workload:
         )
         return replace(self, layers=layers, provenance=why)
 
-    def plan(self, policy: Policy, bucket_bytes: int = BUCKET_BYTES) -> Plan:
-        """The buckets that the wrapper makes of it."""
+    def plan(self, policy: Policy, bucket_bytes: int = BUCKET_BYTES, *, groups: bool = False) -> Plan:
+        """The buckets that the wrapper makes of it; ``groups``: over a communicator that takes groups of tensors."""
         specs = self.specs or [ParamSpec(str(i), s, torch.float32, CPU, 0) for i, s in enumerate(self.shapes)]
-        return plan_of(policy.routing, specs, bucket_bytes, ())
+        return plan_of(policy.routing, specs, bucket_bytes, (), groups=groups and policy.dense_as_is)
 
 
 def flat(model: str, tensors: Sequence[Sequence[Shape]], seconds: float, provenance: str) -> Workload:

@@ -1,12 +1,13 @@
 """What is made of the ranks' values: their average or sum; the only place that divides by the number of ranks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from ringprune.comm.communicator import Communicator
 from ringprune.reduction.coded import CodedReduction
-from ringprune.reduction.reduction import LibraryReduction, Reduction, ValueCode
+from ringprune.reduction.reduction import GroupReduction, LibraryReduction, Reduction, ValueCode
 from ringprune.reduction.ring import RingReduction
 
 __all__ = ["Average", "Mean"]
@@ -43,9 +44,24 @@ class Mean:
         """
         if self.predivide != 1.0:
             values.mul_(1.0 / self.predivide)
+        return Average(_reduction(comm, values, code, ring, name), self._factor(comm.size), self.predivide)
+
+    def start_group(self, comm: Communicator, tensors: Sequence[Tensor], *, name: str) -> "Average":
+        """[6] Start the reduction of each of ``tensors``, in place; the library scales them too.
+
+        Args:
+            comm: with whom; has the ability ``"group"``.
+            tensors: contiguous.
+            name: what errors call it.
+        """
+        if self.predivide != 1.0:
+            for tensor in tensors:
+                tensor.mul_(1.0 / self.predivide)
+        return Average(GroupReduction(comm, tensors, self._factor(comm.size), name=name), 1.0, self.predivide)
+
+    def _factor(self, size: int) -> float:
         # Horovod multiplies by the reciprocal, rounded to the values' dtype; the same here gives the same bits.
-        factor = self.predivide / comm.size if self.average else self.predivide
-        return Average(_reduction(comm, values, code, ring, name), factor, self.predivide)
+        return self.predivide / size if self.average else self.predivide
 
 
 def _reduction(comm: Communicator, values: Tensor, code: ValueCode | None, ring: bool, name: str) -> Reduction:

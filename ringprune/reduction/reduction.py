@@ -1,12 +1,13 @@
 """What every way of summing values offers, and the plainest: the library's own allreduce."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from ringprune.comm.communicator import Communicator
 
-__all__ = ["LibraryReduction", "Reduction", "ValueCode"]
+__all__ = ["GroupReduction", "LibraryReduction", "Reduction", "ValueCode"]
 
 
 class ValueCode(Protocol):
@@ -87,3 +88,17 @@ class LibraryReduction:
     def drain(self) -> None:
         """Wait and forget."""
         self._handle.wait()
+
+
+class GroupReduction(LibraryReduction):
+    """The communicator's own allreduce of several tensors where they are, which gathers and scales them by itself.
+
+    Args:
+        comm: with whom; has the ability ``"group"``.
+        tensors: what is summed; overwritten.
+        factor: what the sums are multiplied by.
+        name: what errors call it.
+    """
+
+    def __init__(self, comm: Communicator, tensors: Sequence[Tensor], factor: float, *, name: str) -> None:
+        self._handle = comm.allreduce_group(tensors, factor=factor, name=name)

@@ -81,6 +81,31 @@ def allreduce_gives_every_rank_the_same_bytes(comm: Communicator) -> None:
 
 
 @contract
+def groups_are_summed_where_they_are(comm: Communicator) -> None:
+    shapes = ((2, 3), (), (0,), (5,))
+    if "group" not in comm.abilities:
+        with pytest.raises(ConfigurationError, match=f"{comm.kind} communicator sums single tensors"):
+            comm.allreduce_group([torch.ones(3)], name="a")
+        return
+    for dtype, factor in ((torch.float32, 1.0), (torch.float32, 0.25), (torch.float64, 1.0 / 3), (torch.float16, 1.0)):
+        tensors = [torch.full(shape, i + comm.rank, dtype=dtype) for i, shape in enumerate(shapes)]
+        before = comm.traffic.payload_bytes
+        handle = comm.allreduce_group(tensors, factor=factor, name="a")
+        assert handle.wait() is tensors[0]
+        assert comm.traffic.payload_bytes - before == 12 * dtype.itemsize
+        for i, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True)):
+            total = comm.size * i + comm.size * (comm.size - 1) // 2
+            assert_same_bytes(tensor, torch.full(shape, total, dtype=dtype) * factor)
+    handles = [comm.allreduce_group([torch.ones(1 + i), torch.ones(2)], name=f"a{i}") for i in range(20)]
+    assert [handle.wait().sum().item() for handle in handles] == [comm.size * (1 + i) for i in range(20)]
+    for wrong, words in (([], "no tensors"), ([torch.ones(1), torch.ones(1).double()], "several dtypes or devices")):
+        with pytest.raises(ConfigurationError, match=words):
+            comm.allreduce_group(wrong, name="a")
+    with pytest.raises(ConfigurationError, match="dense and contiguous"):
+        comm.allreduce_group([torch.ones(3), torch.ones(3, 2).t()], name="a")
+
+
+@contract
 def allgather_concatenates_in_rank_order(comm: Communicator) -> None:
     for dtype in MOVED:
         tensor = torch.full((2, 3), comm.rank, dtype=dtype)

@@ -68,12 +68,14 @@ def test_a_mixture_is_no_worse_than_all_packed_or_all_dense(bits: float, density
 @given(st.floats(1e3, 1e12), st.integers(1, 100))
 @settings(max_examples=40, deadline=None)
 def test_the_cheaper_route_is_the_cheaper_one(rate: float, ranks: int) -> None:
-    policy, link = rp.IWP(0.01), Link(rate)
+    policy, setting = rp.IWP(0.01), replace(SETTING, link=Link(rate), ranks=ranks)
     for bucket in MODEL.plan(policy, BUCKET_BYTES).buckets:
-        route, saved = cheaper_route(bucket, policy, ranks, link, CPU)
+        route, saved = cheaper_route(bucket, policy, setting)
         if bucket.route == "packed":
             other: Route = "dense" if route == "packed" else "packed"
-            theirs, ours = (work_of(bucket, policy, ranks, CPU, way).seconds(link, ranks) for way in (other, route))
+            theirs, ours = (
+                work_of(bucket, policy, ranks, CPU, way).seconds(setting.link, ranks) for way in (other, route)
+            )
             assert saved == pytest.approx(theirs - ours, rel=1e-6, abs=1e-15)
             assert saved >= 0
 
