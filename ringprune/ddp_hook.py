@@ -147,6 +147,7 @@ class DDPHook:
             own = self._factors(grads) if factors is None else [factors[i] for i in bucket.members]
             correction = Correction(own, [0.0] * len(grads), [False] * len(grads))
             found = self._exchange.start(bucket.index, grads, correction)
+            assert found is not None, "entries are counted"
             self._found.append((bucket.members, found))
 
     def _factors(self, grads: Sequence[Tensor]) -> list[float]:

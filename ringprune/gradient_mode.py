@@ -13,6 +13,7 @@ from ringprune.mode import Mode, Parts
 from ringprune.packing import no_rows
 from ringprune.plan import Bucket
 from ringprune.residual import Correction
+from ringprune.taken import Taken
 from ringprune.timeline import Timeline
 
 __all__ = ["GradientMode"]
@@ -35,9 +36,9 @@ class GradientMode(Mode):
         self._overlap = parts.settings.overlap and policy.clipping.norm is None
         self._specs, self._packed = parts.specs, [policy.routing.packed(spec) for spec in parts.specs]
         self._held: list[int] = []  # buckets that are full and wait for the end of the backward pass
-        self._taken: dict[int, tuple[Tensor, int]] = {}  # gradients that an exchange has, and their versions then
+        self._taken = Taken(parts.params)
         takes_over = policy.correction == "local" and momentum.takes_over(parts.inner)
-        super().__init__(parts, self._in_pieces(parts.params), velocity=takes_over, spare=self._overlap, in_place=True)
+        super().__init__(parts, self._in_pieces(parts.params), velocity=takes_over, spare=self._overlap)
         self._momentum = (
             momentum.SharedMomentum(parts.inner, parts.params, self._specs, self._packed) if takes_over else None
         )
@@ -73,38 +74,40 @@ class GradientMode(Mode):
         bucket = self.plan.buckets[index]
         grads = self._gradients(bucket.members)
         own = self._factors(grads) if factors is None else [factors[i] for i in bucket.members]
+        correction = self._correction(bucket, own, self._take(bucket.members))
+        found = self.exchange.start(index, grads, correction, count=factors is None)
         if factors is None:
-            self._remember(bucket.members)
-        found = self.exchange.start(index, grads, self._correction(bucket, own))
-        if factors is None:
-            self._found.append((bucket.members, found))
+            self._note_found(bucket.members, found)
 
-    def _remember(self, members: Sequence[int]) -> None:
-        for i in members:
-            grad = self.params[i].grad
-            if grad is not None and not self._specs[i].sparse:
-                self._taken[i] = grad, grad._version
+    def _take(self, params: Sequence[int]) -> bool:
+        """Gradients are taken; whether they may be overwritten. A GradScaler reads and writes them until the step."""
+        alone = [self._taken.take(i) for i in params if not self._specs[i].sparse]
+        return all(alone) and not self.scale.enabled
+
+    def _note_found(self, members: Sequence[int], found: Tensor | None) -> None:
+        assert found is not None, "entries were to be counted"
+        self._found.append((members, found))
 
     def _note_changes(self) -> None:
-        """Gradients that were changed since an exchange took them: what was meant would be lost, or read half."""
-        for i, (taken, version) in self._taken.items():
-            grad = self.params[i].grad
-            if grad is not None and not (grad is taken and grad._version == version):
-                self._verdict.note_fault(
-                    f"the gradient of {self._specs[i].name!r} was changed between backward() and step(), when it was "
-                    "being exchanged: change gradients between synchronize() and step(), or wrap with overlap=False"
-                )
-        self._taken = {}
+        """Gradients that were changed since an exchange took them: what was meant would be lost, or made in part."""
+        for i in self._taken.changed():
+            self._verdict.note_fault(
+                f"the gradient of {self._specs[i].name!r} was changed between backward() and step(), or by a hook that "
+                "was registered after the optimizer was wrapped, while it was exchanged: change gradients between "
+                "synchronize() and step(), or wrap with overlap=False"
+            )
+        self._taken.forget()
 
     def _factors(self, grads: Sequence[Tensor]) -> list[float]:
         return self._policy.clipping.factors(_entries(grads), 1 / self.scale.value, self._comm.size)
 
-    def _correction(self, bucket: Bucket, factors: list[float]) -> Correction:
+    def _correction(self, bucket: Bucket, factors: list[float], in_place: bool) -> Correction:
         groups = [self._group(i) for i in bucket.members]
         return Correction(
             factors,
             [float(group.get("momentum", 0.0)) for group in groups],
             [bool(group.get("nesterov", False)) for group in groups],
+            in_place,
         )
 
     def _gradients(self, members: Sequence[int]) -> list[Tensor]:
@@ -164,6 +167,7 @@ class GradientMode(Mode):
             self._verdict.note_nonfinite(finding)
         made = self._finish_overlapped() if self._overlap else self._exchange_afterwards()
         self.backward.reset()
+        self._taken.forget()
         self._open = False
         try:
             if made:
@@ -227,6 +231,11 @@ class GradientMode(Mode):
         for param, output in zip(self.params, outputs, strict=True):
             if param.grad is not output:
                 param.grad = output
+
+    def close(self) -> None:
+        """Stop watching the parameters."""
+        self._taken.forget()
+        super().close()
 
     def overflow(self) -> None:
         """The step is not made: let a scaler see why on this rank too; rows stay as they are."""

@@ -103,7 +103,6 @@ class Mode(ABC):
         weights: what the exchange scores by: the weights that are equal on all ranks, in the Plan's order.
         velocity: accumulate a velocity (momentum correction).
         spare: keep what taking an exchange back needs.
-        in_place: what is exchanged may be overwritten.
 
     Attributes:
         embeddings: sharded embeddings among what is wrapped, by name.
@@ -111,7 +110,7 @@ class Mode(ABC):
         backward: which parameters have had their gradients.
     """
 
-    def __init__(self, parts: Parts, weights: Sequence[Tensor], *, velocity: bool, spare: bool, in_place: bool) -> None:
+    def __init__(self, parts: Parts, weights: Sequence[Tensor], *, velocity: bool, spare: bool) -> None:
         comm, plan, settings, nodes = parts.comm, parts.plan, parts.settings, parts.nodes
         self.keeps = nodes is None or nodes.across is not None
         self.plan, self.params, self.scale = plan, parts.params, parts.scale
@@ -131,7 +130,6 @@ class Mode(ABC):
             mean=settings.mean,
             velocity=velocity,
             spare=spare,
-            in_place=in_place,
             nodes=nodes,
             guard=settings.guard,
             first=parts.first,

@@ -135,7 +135,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             params = [param for _, param, _ in trained]
             refused = {"scaler": scale.enabled, "guard": guard is not None, "hierarchical=True": hierarchical}
             check_schedule(chosen, model, named, refused | {'nonfinite="skip"': settings.nonfinite == "skip"})
-            groups = takes_groups(self._comm, hierarchical)
+            groups = takes_groups(self._comm, hierarchical=hierarchical, scaled=scale.enabled)
             plan, sliced = make_plan(chosen, specs, params, limit, shared, groups=groups)
             first_fact = f"hierarchical={flag('hierarchical', hierarchical)}"
         if hierarchical:

@@ -21,9 +21,12 @@ from ringprune.update_mode import UpdateMode
 __all__ = ["check_schedule", "make_mode", "make_plan", "sparse_parameters", "takes_groups"]
 
 
-def takes_groups(comm: Communicator, hierarchical: bool) -> bool:
-    """Whether the library sums groups of tensors where they are; inside nodes a bucket is one message."""
-    return "group" in comm.abilities and not hierarchical
+def takes_groups(comm: Communicator, *, hierarchical: bool, scaled: bool) -> bool:
+    """Whether the library sums groups of tensors where they are.
+
+    Inside nodes a bucket is one message; gradients of a scaled loss are copied to be divided.
+    """
+    return "group" in comm.abilities and not hierarchical and not scaled
 
 
 def make_plan(

@@ -134,12 +134,13 @@ class PriorityMode(GradientMode):
             return
         bucket = self.plan.buckets[index]
         owners = self._params_of[index]
+        alone = self._take(owners)
         whole = dict(zip(owners, self._gradients(owners), strict=True))
         pieces = [self._pieces[i] for i in bucket.members]
         grads = [self._part(whole[piece.param], piece) for piece in pieces]
         with self._driver as dispatch:
-            found = self.exchange.start_alone(index, grads, self._correction(bucket, self._factors(grads)))
-            self._found.append((bucket.members, found))
+            correction = self._correction(bucket, self._factors(grads), alone)
+            self._note_found(bucket.members, self.exchange.start_alone(index, grads, correction))
             dispatch.ready(index)
         self._driver.go()
 
@@ -165,6 +166,7 @@ class PriorityMode(GradientMode):
         self._look_for_early_use()
         for index in self.backward.remaining():
             self._start(index, None)
+        self._note_changes()
         self.backward.reset()
         self._open = False
         self._outputs = {i: self._output(param) for i, param in enumerate(self.params)}

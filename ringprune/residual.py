@@ -68,11 +68,13 @@ class Correction:
         factors: what the gradient is multiplied by first: 1 / loss scale, clipping.
         momentum: momentum of the tensor's param group, read only where there is a velocity.
         nesterov: whether the group uses Nesterov momentum.
+        in_place: the gradients are handed over, and may be overwritten.
     """
 
     factors: list[float]
     momentum: list[float]
     nesterov: list[bool]
+    in_place: bool = False
 
 
 @dataclass(frozen=True)

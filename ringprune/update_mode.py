@@ -44,7 +44,7 @@ class UpdateMode(Mode):
         self._set_aside: list[Tensor] | None = None  # inside shared_weights(): what this rank had
         self._raises = parts.settings.nonfinite == "raise"
         # All ranks decide before anything is exchanged, so nothing has to be taken back.
-        super().__init__(parts, self._shared, velocity=False, spare=False, in_place=False)
+        super().__init__(parts, self._shared, velocity=False, spare=False)
         self._outer = OuterStep(choice, self._shared)
         shares = choice.momentum == "shared" and SharedMomentum.serves(parts.inner)
         self._momentum = SharedMomentum(parts.inner, self.params, self._shared) if shares else None
@@ -201,7 +201,7 @@ class UpdateMode(Mode):
         for bucket in self.plan.buckets:
             tensors = len(bucket.members)
             correction = Correction([1.0] * tensors, [0.0] * tensors, [False] * tensors)
-            self.exchange.start(bucket.index, [moved[i] for i in bucket.members], correction)
+            self.exchange.start(bucket.index, [moved[i] for i in bucket.members], correction, count=False)
         self.exchange.reduce()
         exact = self.exchange.exact()
         self.exchange.finish(moved)

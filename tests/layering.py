@@ -7,7 +7,7 @@
             +---> comm/<x>    +--> comm/communicator <+   (the protocol only)
         prediction: what a policy would take; importable by policies and all above them
     leaves, importable by all: errors, plan, slicing, metrics, compiled, counter_rng, validation, readers, guard,
-    row_sets
+    row_sets, memory
 """
 
 import ast
@@ -16,7 +16,8 @@ from collections.abc import Iterator
 __all__ = ["broken_imports", "broken_style", "layer_of"]
 
 LEAVES = {"errors", "plan", "slicing", "metrics", "compiled", "counter_rng", "validation", "readers", "guard"} | {
-    "row_sets"
+    "row_sets",
+    "memory",
 }
 STAGES = {"residual", "importance", "selection", "agreement", "packing", "wire", "reduction"} | {
     "local_steps",

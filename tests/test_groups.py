@@ -1,5 +1,7 @@
 """Dense gradients that are summed where they are, by a library that gathers tensors into messages itself."""
 
+import gc
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ringprune as rp
-from ringprune import packing
+from ringprune import ops, packing
 from ringprune.comm.call import Call
 from ringprune.comm.communicator import Handle
 from tests.training import batches, loss_of, make_model, nesterov, run, sgd, wrap
@@ -17,7 +19,10 @@ Rank = rp.comm.Communicator
 
 
 class _Group:
-    """What such a library does, with a message of a simulated rank: gather, sum, scale, and back."""
+    """What such a library does, with a message of a simulated rank: gather, sum, scale, and back.
+
+    At once where all ranks have come, as a thread of the library may: while this rank's backward pass goes on.
+    """
 
     def __init__(self, handle: Handle, buffer: Tensor, tensors: Sequence[Tensor], factor: float) -> None:
         self._handle, self._buffer, self._tensors, self._factor = handle, buffer, tensors, factor
@@ -166,3 +171,169 @@ def test_dense_buckets_of_groups_are_short() -> None:
 
     assert len(rp.simulate(1, names)[0]) == 1
     assert len(rp.simulate(1, lambda comm: names(grouping(comm)))[0]) == 4
+
+
+# -- memory that is not the gradient's alone: a library that sums at once would change what others read ----------------
+
+
+class Shifted(nn.Module):
+    """Batches of one: autograd's gradient of ``positions`` lies in the memory of that on its way to ``linear``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # The last parameter's bucket is the first to go.
+        self.linear, self.positions = nn.Linear(64, 10), nn.ParameterList([torch.zeros(10)])
+        with torch.no_grad():
+            self.linear.weight.copy_(torch.linspace(-1, 1, 640).view(10, 64))
+            self.linear.bias.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x) + self.positions[0].unsqueeze(0)
+        return out
+
+
+class Twins(nn.Module):
+    """Parameters that get one gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(64, 10)), nn.Parameter(torch.ones(10, 64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ (self.a.view(-1) + self.b.view(-1)).view(64, 10)
+
+
+class Joined(nn.Module):
+    """Parameters whose gradients are parts of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(32, 10)), nn.Parameter(torch.ones(32, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.cat([self.b, self.a])
+
+
+class Flat(nn.Module):
+    """All gradients in one tensor of the user's, and several layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = make_model()
+        self.flat = torch.zeros(sum(p.numel() for p in self.parameters()))
+        self.assign()
+
+    def assign(self) -> None:
+        for param, part in zip(self.parameters(), self.flat.split([p.numel() for p in self.parameters()]), strict=True):
+            param.grad = part.view_as(param)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layers(x)
+        return out
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["single", "group"])
+@pytest.mark.parametrize("passes", [1, 2])
+@pytest.mark.parametrize("options", [{}, {"op": "sum"}, {"gradient_predivide_factor": 2.0}], ids=str)
+@pytest.mark.parametrize("kind", [Shifted, Twins, Joined, Flat])
+def test_memory_that_others_read_is_left_alone(kind: Any, options: dict[str, Any], passes: int, group: bool) -> None:
+    """The averages are those of Horovod's arithmetic on gradients of the plain model, whoever lies in their memory."""
+    if kind is Twins and passes > 1:
+        pytest.skip("torch itself adds the second pass twice")
+
+    def gradients(rank: int) -> list[Tensor]:
+        model = kind()
+        for inputs, labels in batches(rank, passes):
+            loss_of(model, (inputs[:1], labels[:1])).backward()
+        return [param.grad.clone() for param in model.parameters()]
+
+    def train(comm: Rank) -> None:
+        model = kind()
+        eager(comm, group)
+        optimizer = wrap(model, comm, rp.Dense(), sgd, bucket_bytes=1, backward_passes_per_step=passes, **options)
+        for _ in range(2):
+            optimizer.zero_grad(set_to_none=kind is Twins)
+            for inputs, labels in batches(comm.rank, passes):
+                loss_of(model, (inputs[:1], labels[:1])).backward()
+            optimizer.synchronize()
+            for param, *of_ranks in zip(model.parameters(), *map(gradients, range(comm.size)), strict=True):
+                expected = torch.stack(of_ranks).sum(0)
+                expected = expected if options.get("op") == "sum" else expected / comm.size
+                # Two ranks' sum, and a division by a power of two: one rounding, where the gradients do not differ.
+                torch.testing.assert_close(param.grad, expected, rtol=1e-6, atol=1e-7)
+
+    rp.simulate(2, train)
+
+
+def eager(comm: Any, group: bool) -> None:
+    """Sums of a simulated rank come as early as they may, not when they are waited for."""
+    if group:
+        grouping(comm)
+    start = comm._start
+
+    def started(call: Call, tensor: Tensor, into: Tensor) -> Handle:
+        handle: Handle = start(call, tensor, into)
+        if call.op == "allreduce" and "dense" in call.name:
+            handle.wait()
+        return handle
+
+    comm._start = started
+
+
+def test_a_scaler_of_scale_one_reads_gradients_that_are_not_being_summed() -> None:
+    """GradScaler reads and writes gradients before the wrapper's step, with nothing to divide by too."""
+
+    def train(comm: Rank) -> float:
+        model = make_model()
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=1000)
+        optimizer = wrap(model, grouping(comm), rp.Dense(), sgd, scaler=scaler)
+        for batch in batches(comm.rank, 2):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, batch)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert optimizer.stats()["steps"] == 2
+        return float(scaler.get_scale())
+
+    assert rp.simulate(2, train) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("policy", [rp.Dense(), rp.Dense("bf16"), rp.IWP(0.05)], ids=["dense", "rounded", "iwp"])
+def test_entries_are_looked_at_once(policy: Any, overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = 0
+    count = ops.count_nonfinite
+
+    def counting(tensors: Sequence[Tensor]) -> Tensor:
+        nonlocal seen
+        seen += sum(tensor.numel() for tensor in tensors)
+        return count(tensors)
+
+    def train(comm: Rank) -> int:
+        model = make_model()
+        optimizer = wrap(model, comm, policy, overlap=overlap)
+        run(model, optimizer, comm.rank, 1)
+        return sum(param.numel() for param in model.parameters())
+
+    monkeypatch.setattr(ops, "count_nonfinite", counting)
+    entries = rp.simulate(1, train)[0]
+    assert seen <= entries
+    if isinstance(policy, rp.Policy) and policy == rp.Dense():
+        assert seen == entries
+
+
+def test_nothing_of_a_step_that_was_not_made_is_held() -> None:
+    def train(comm: Rank) -> None:
+        model = make_model()
+        optimizer = wrap(model, grouping(comm), rp.Dense(), nonfinite="skip")
+        run(model, optimizer, comm.rank, 1)
+        optimizer.zero_grad()
+        inputs, labels = next(iter(batches(comm.rank, 1)))
+        loss_of(model, (inputs * float("inf"), labels)).backward()
+        held = [weakref.ref(param.grad.untyped_storage()) for param in model.parameters() if param.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+        gc.collect()
+        assert [ref() for ref in held] == [None] * len(held)
+
+    rp.simulate(1, train)

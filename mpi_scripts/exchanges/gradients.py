@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from exchanges.memory import Memory
+
 __all__ = ["Gradients"]
 
 
@@ -14,14 +16,14 @@ class _Yield(torch.autograd.Function):
     """Passes its first argument on; backward gives the parameter the gradient that is ready."""
 
     @staticmethod
-    def forward(ctx: Any, running: Tensor, parameter: Tensor, ready: Tensor) -> Tensor:
+    def forward(ctx: Any, running: Tensor, parameter: Tensor, ready: Memory) -> Tensor:
         ctx.ready = ready
         return running.clone()
 
     @staticmethod
     def backward(ctx: Any, *outputs: Any) -> tuple[Any, Tensor, None]:
-        # Detached: autograd takes it as it is, without a copy. What is reduced in place is drawn anew at every step.
-        return outputs[0], ctx.ready.detach(), None
+        # New: autograd takes it as it is, without a copy. What is reduced in place is drawn anew at every step.
+        return outputs[0], ctx.ready.tensor(), None
 
 
 class Gradients(nn.Module):
@@ -43,7 +45,7 @@ class Gradients(nn.Module):
         for name, shape in shapes.items():
             weight = torch.empty(shape).normal_(std=0.05, generator=shared)
             self.register_parameter(name.replace(".", "/"), nn.Parameter(weight))  # torch allows no dot here
-        self._ready = [torch.empty_like(parameter) for parameter in self.parameters()]
+        self._ready = [Memory(tuple(parameter.shape)) for parameter in self.parameters()]
 
     @property
     def entries(self) -> int:
@@ -54,7 +56,7 @@ class Gradients(nn.Module):
         """Draw this rank's gradients of the next step: normal, of another scale in each tensor."""
         for parameter, ready, scale in zip(self.parameters(), self._ready, self._scales, strict=True):
             parameter.grad = None
-            ready.normal_(std=scale, generator=self._random)
+            ready.tensor().normal_(std=scale, generator=self._random)
 
     def forward(self) -> Tensor:
         """A scalar whose backward pass yields the gradients drawn."""

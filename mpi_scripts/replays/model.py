@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from exchanges.memory import Memory
 from torch import Tensor, nn
 
 from ringprune.profiles.format import Layer, Profile
@@ -33,8 +34,7 @@ class _Wait(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         layer: WaitingLayer = ctx.layer
         layer.wait("backward", layer.backward_seconds)
-        # New tensors on the same memory: torch takes them for its own, without a copy.
-        return grads[0], None, *(gradient.detach() for gradient in layer.gradients)
+        return grads[0], None, *layer.gradients()
 
 
 class WaitingLayer(nn.Module):
@@ -52,7 +52,13 @@ class WaitingLayer(nn.Module):
         self.forward_seconds, self.backward_seconds = 1e-3 * scale * layer.forward_ms, 1e-3 * scale * layer.backward_ms
         shapes = [(1, numel) if numel >= MATRIX else (numel,) for numel in layer.parameters]
         self.tensors = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for shape in shapes)
-        self.gradients = [torch.full(shape, 1e-3) for shape in shapes]
+        self._ready = [Memory(shape) for shape in shapes]
+        for ready in self._ready:
+            ready.tensor().fill_(1e-3)
+
+    def gradients(self) -> list[Tensor]:
+        """New tensors: torch takes them for its own, without a copy."""
+        return [ready.tensor() for ready in self._ready]
 
     def forward(self, x: Tensor) -> Tensor:
         """Wait, and give on what came."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ringprune import ops, packing
+from ringprune import packing
 from ringprune.exchange.lane import Lane, Setting, UnderWay
 from ringprune.plan import Bucket
 from ringprune.residual import Correction
@@ -21,35 +21,36 @@ class DenseLane(Lane):
         setting: what it shares with the other lanes.
     """
 
+    counts = False
+
     def __init__(self, bucket: Bucket, setting: Setting) -> None:
         super().__init__(bucket, setting, "dense")
+        self._groups = "group" in setting.comm.abilities and setting.policy.reduction != "ring"
         self._buffer: Tensor | None = None
         self._values: Sequence[Tensor] = ()  # one after the other what is summed: the buffer, or the gradients
 
     def _code(self) -> None:
         return None
 
-    def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
+    def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> None:
         with self._setting.metrics.stage("pack"):
-            found = ops.count_nonfinite(corrected)
             if self._in_place(corrected, correction):
                 self._values = [tensor.view(-1) for tensor in corrected]
-                return found
+                return
             if self._buffer is None:
                 self._buffer = torch.empty(self.bucket.numel, dtype=self.bucket.dtype, device=self.bucket.device)
             self._values = [self._buffer]
             packing.flatten(corrected, correction.factors, self._buffer)
-            return found
 
     def _in_place(self, corrected: Sequence[Tensor], correction: Correction) -> bool:
         """Whether the sums can be made where the gradients are."""
-        setting, dtype = self._setting, self.bucket.dtype
-        if not setting.in_place or not (len(corrected) == 1 or "group" in setting.comm.abilities):
+        if not correction.in_place or not (len(corrected) == 1 or self._groups):
             return False
-        return all(factor == 1.0 for factor in correction.factors) and all(t.dtype == dtype for t in corrected)
+        plain = all(factor == 1.0 for factor in correction.factors)
+        return plain and all(tensor.dtype == self.bucket.dtype for tensor in corrected)
 
     def _messages(self, step: int) -> Iterator[UnderWay | None]:
-        if "group" in self._setting.comm.abilities:
+        if self._groups:
             self._reduce_group(self._values)
         else:
             self._reduce(self._values[0])
@@ -68,3 +69,8 @@ class DenseLane(Lane):
                     packing.unflatten([output], value, factor)
                 elif factor != 1.0:
                     value.mul_(factor)  # summed where the gradient is
+
+    def abandon(self) -> None:
+        """Wait for the last message and forget it."""
+        super().abandon()
+        self._values = ()

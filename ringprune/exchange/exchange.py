@@ -56,7 +56,6 @@ class Exchange:
         mean: average or sum.
         velocity: accumulate a velocity (momentum correction).
         spare: keep what :meth:`abandon` needs; False for callers who only start steps that will be made.
-        in_place: what is exchanged is handed over, and may be overwritten, by a step that is not made too.
         nodes: ``comm`` divided by node, where the exchange is one between nodes; None where it is one between ranks.
         guard: looks after packed tensors; None for none.
         first: exchanges that another one made before.
@@ -78,7 +77,6 @@ class Exchange:
         mean: Mean,
         velocity: bool,
         spare: bool,
-        in_place: bool = False,
         nodes: Nodes | None = None,
         guard: Guard | None = None,
         first: int = 0,
@@ -88,7 +86,7 @@ class Exchange:
         ring = RingChoice(0, "our ring, as asked for") if policy.reduction == "ring" else RingChoice.never()
         rotation = Rotation(plan, policy.turns) if policy.turns > 1 else None
         self._setting = Setting(
-            policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation, in_place, first=first
+            policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation, first=first
         )
         self._keeps = [issubclass(_kind(bucket, policy), KeptLane) for bucket in plan.buckets]
         self._lanes = [_lane(bucket, self._setting, nodes) for bucket in plan.buckets]
@@ -140,7 +138,9 @@ class Exchange:
             return 0.0
         return 4 * bucket.numel * (policy.density.target if packed else 1.0)
 
-    def start(self, index: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
+    def start(
+        self, index: int, corrected: Sequence[Tensor], correction: Correction, *, count: bool = True
+    ) -> Tensor | None:
         """Start bucket ``index``, and take those before it one message further.
 
         So the buckets form a pipeline: one is selected from while others are packed and reduced. Turns are taken in one
@@ -148,14 +148,11 @@ class Exchange:
 
         Args:
             index: position of the bucket in the Plan; buckets are started in that order on every rank.
-            corrected: contiguous tensors, one per member: read before this returns, or handed over (``in_place``).
+            corrected: contiguous tensors, one per member: read before this returns, unless they are handed over.
             correction: their factors and momentum.
-
-        Returns:
-            How many entries of each tensor are NaN or infinite, int64.
+            count: tell how many entries of each tensor are NaN or infinite, int64; else that may be None.
         """
-        started = self._lanes[index]
-        found = started.start(self.step, corrected, correction)
+        started, found = self._lanes[index], self.start_alone(index, corrected, correction, count=count)
         # Lanes that are over here are over on every rank when their turn would come there.
         self._turns.extend([started] * (1 + started.eager) + [lane for lane in self._lanes[:index] if not lane.over])
         try:
@@ -239,9 +236,14 @@ class Exchange:
 
     # -- bucket by bucket, in an order that was agreed elsewhere (dispatch.py) ----------------------------------------
 
-    def start_alone(self, index: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
+    def start_alone(
+        self, index: int, corrected: Sequence[Tensor], correction: Correction, *, count: bool = True
+    ) -> Tensor | None:
         """As :meth:`start`, and no bucket is taken further: nothing is sent."""
-        return self._lanes[index].start(self.step, corrected, correction)
+        lane = self._lanes[index]
+        counted = ops.count_nonfinite(corrected) if count and not lane.counts else None  # before it is overwritten
+        found = lane.start(self.step, corrected, correction)
+        return found if counted is None else counted
 
     def done(self, index: int) -> bool:
         """Whether the next turn of bucket ``index`` needs no waiting."""
@@ -289,7 +291,7 @@ class Exchange:
         return {name: kinds["velocity"] for name, kinds in self.state().items() if "velocity" in kinds}
 
     def forget(self) -> None:
-        """Wait for what was begun of the next step and forget it; on all ranks. It is begun again when it is needed."""
+        """Wait for what was begun of the next step and forget it, on all ranks; it is begun again when needed."""
         for lane in self._lanes:
             lane.forget()
 
@@ -312,10 +314,7 @@ class Exchange:
     def agreed(self) -> dict[str, Tensor | None]:
         """The index set of each packed bucket's last exchange, by a name for it; None where this rank holds none."""
         lanes = [_exchanging(lane) for lane in self._lanes if lane.bucket.route == "packed"]
-        return {
-            f"the index set of bucket {lane.bucket.index}": lane.agreed if isinstance(lane, KeptLane) else None
-            for lane in lanes
-        }
+        return {f"the index set of bucket {lane.bucket.index}": getattr(lane, "agreed", None) for lane in lanes}
 
     @property
     def ring(self) -> RingChoice:

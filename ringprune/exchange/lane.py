@@ -48,7 +48,6 @@ class Setting:
         ring: which sums of float32 values our ring makes; known from the first step on.
         guard: what looks after packed tensors; None if nothing does.
         rotation: whose turn it is, where packed tensors take turns.
-        in_place: what is exchanged is the exchange's until it is over, and may be overwritten.
         whole: send all entries, and as they are, so that nothing is kept back.
         first: the step at which this exchange began, where another one had gone before.
     """
@@ -64,7 +63,6 @@ class Setting:
     ring: RingChoice = field(default_factory=RingChoice.never)
     guard: Guard | None = None
     rotation: Rotation | None = None
-    in_place: bool = False
     whole: bool = False
     first: int = 0
 
@@ -86,9 +84,10 @@ class Lane(ABC):
     Attributes:
         eager: what its second turn waits for was sent long ago, so it gets that turn at once.
         over: no turn is left.
+        counts: learns on the way how many entries are NaN or infinite.
     """
 
-    eager = False
+    eager, counts = False, True
     over = True
 
     def __init__(self, bucket: Bucket, setting: Setting, content: Content) -> None:
@@ -97,11 +96,11 @@ class Lane(ABC):
         self._waiting: UnderWay | None = None
         self._reduction: Average | None = None
 
-    def start(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
+    def start(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor | None:
         """The stages that need no other rank; nothing is sent.
 
         Returns:
-            How many entries of each tensor are NaN or infinite, int64.
+            How many entries of each tensor are NaN or infinite, int64; None from a lane that does not learn it.
         """
         found = self._begin(step, corrected, correction)
         self._turns, self._waiting, self.over = self._messages(step), None, False
@@ -122,8 +121,8 @@ class Lane(ABC):
         return self._reduction is None or self._reduction.done()
 
     @abstractmethod
-    def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
-        """Accumulate, and what else can be done alone; count NaN and infinity."""
+    def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor | None:
+        """Accumulate, and what else can be done alone."""
 
     @abstractmethod
     def _messages(self, step: int) -> Iterator["UnderWay | None"]:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ringprune import ops, packing
+from ringprune import packing
 from ringprune.comm.communicator import Handle, Nodes
 from ringprune.exchange.lane import Lane, Setting, StateOf, UnderWay
 from ringprune.plan import Bucket
@@ -31,6 +31,8 @@ class NodeLane(Lane):
         between: see above.
     """
 
+    counts = False
+
     def __init__(self, bucket: Bucket, setting: Setting, nodes: Nodes, between: Lane | None) -> None:
         super().__init__(bucket, setting, "dense")
         self.between = between
@@ -45,14 +47,12 @@ class NodeLane(Lane):
     def _code(self) -> ValueCode | None:
         return None
 
-    def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
+    def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> None:
         """Loss scale and clipping are the rank's own; momentum is the node's."""
         with self._setting.metrics.stage("pack"):
-            found = ops.count_nonfinite(corrected)
             packing.flatten(corrected, correction.factors, self._buffer)
         shares = [self._share] * len(correction.factors)
         self._correction = Correction(shares, correction.momentum, correction.nesterov)
-        return found
 
     def _messages(self, step: int) -> Iterator[UnderWay | None]:
         with self._setting.metrics.stage("node"):

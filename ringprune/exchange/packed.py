@@ -191,7 +191,7 @@ class PackedLane(KeptLane):
 
     # -- the guard ----------------------------------------------------------------------------------------------------
 
-    def start(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
+    def start(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor | None:
         """As every lane; with a guard, what that sends goes before the rest."""
         found = super().start(step, corrected, correction)
         if self.watch is not None and not self._whole:

@@ -102,7 +102,8 @@ def _alone(
     """Seconds of the passes over all entries, before the first message and after the last."""
     entries = bucket.numel
     if not packed and policy.dense_as_is and (groups or len(bucket.members) == 1):
-        return speeds.whole * entries, 0.0  # summed where the gradients are
+        # Summed where the gradients are; a group is divided by the library.
+        return speeds.whole * entries, 0.0 if groups else speeds.copy * entries
     if proposes:
         share = 1 / policy.refresh
         start = (share * speeds.select + (1 - share) * speeds.accumulate) * entries

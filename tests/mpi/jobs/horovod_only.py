@@ -47,6 +47,14 @@ def errors_of_horovod_name_the_collective(comm: Communicator) -> None:
         comm.allgather(torch.ones(2), sizes=wrong, name="g").wait()
 
 
+def errors_of_groups_name_the_collective(comm: Communicator) -> None:
+    with pytest.raises(CommunicatorError, match=r'"m" \(allreduce of \d+ float32\) failed on rank \d: Mismatched'):
+        comm.allreduce_group([torch.ones(5), torch.ones(3 + comm.rank)], name="m").wait()
+    ones = [torch.ones(5), torch.ones(3)]
+    assert comm.allreduce_group(ones, name="m").wait().tolist() == [comm.size] * 5
+    assert ones[1].tolist() == [comm.size] * 3
+
+
 def process_sets_that_do_not_fit_are_refused(comm: Communicator) -> None:
     with pytest.raises(ConfigurationError, match=r"not known to Horovod: hvd.add_process_set\(\) it"):
         connect("horovod", process_set=hvd.ProcessSet([0, 2]))
