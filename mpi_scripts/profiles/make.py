@@ -26,6 +26,11 @@ MODELS = {
         [meta(64, 30, words=True), meta(64, 30, words=True)],
         "64 pairs of 30 words",
     ),
+    "bert_base": (
+        PUBLISHED["bert_base"],
+        [meta(8, 128, words=True), meta(8, 128, words=True)],
+        "8 sequences of 128 tokens",
+    ),
     "embedding_lm": (lambda: lstm_lm(100_000), [meta(32, 20, words=True)], "32 times 20 words of 100,000"),
 }
 """Model, inputs, and what they are."""

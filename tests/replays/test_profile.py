@@ -13,7 +13,7 @@ from ringprune.profiles.format import read
 PROFILES = Path(__file__).resolve().parents[2] / "mpi_scripts" / "profiles"
 
 
-@pytest.mark.parametrize("name", ["resnet50", "vgg19", "lstm_translation"])
+@pytest.mark.parametrize("name", ["resnet50", "vgg19", "lstm_translation", "bert_base"])
 def test_profiles_that_come_along_have_all_that_their_models_learn(name: str) -> None:
     profile = read(PROFILES / f"{name}.json")
     with torch.device("meta"):
