@@ -2,13 +2,15 @@
 
 import argparse
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import ranks
 import torch
 
 __all__ = ["POLICIES", "clip_and_step", "distribute", "shared_weights"]
 
-POLICIES = ("horovod-fp32", "horovod-fp16", "dense", "iwp")
+POLICIES = ("horovod-fp32", "horovod-fp16", "dense", "iwp", "auto")
+LOCALLY_CLIPPED = ("iwp", "auto")
 
 
 def distribute(
@@ -33,6 +35,9 @@ def distribute(
         policy = rp.IWP(
             density=args.density, roots=args.roots, warmup=warmup, clip_norm=args.clip, local_steps=args.local_steps
         )
+    elif args.policy == "auto":
+        packed = rp.IWP(density=args.density, roots=args.roots, clip_norm_per_tensor=args.clip)
+        policy = rp.Auto((replace(rp.Dense(), clipping=packed.clipping), packed))
     return rp.DistributedOptimizer(
         optimizer, named_parameters=named, policy=policy, comm=rp.connect(args.comm), model=model, seed=args.seed
     )
@@ -49,7 +54,7 @@ def clip_and_step(optimizer: torch.optim.Optimizer, model: torch.nn.Module, args
     Averaged gradients are clipped between ``synchronize()`` and ``step()``. A policy that keeps part of the gradient
     back has to clip before it does so, on each rank: IWP was told the bound at construction.
     """
-    if args.clip is None or args.policy == "iwp":
+    if args.clip is None or args.policy in LOCALLY_CLIPPED:
         optimizer.step()
         return
     optimizer.synchronize()

@@ -16,12 +16,14 @@ policies:
   horovod-fp16   the same with hvd.Compression.fp16
   dense          ringprune.DistributedOptimizer, everything sent: the results of horovod-fp32
   iwp            ringprune.DistributedOptimizer, importance weighted pruning: the share --density is sent
+  auto           whichever of dense and iwp (without warm-up) is faster on this network, by measurement
 
 examples:
   python examples/{script} --policy iwp                                one rank, to try things
   horovodrun -np 2 python examples/{script} --policy iwp
   mpirun -np 4 python examples/{script} --policy iwp --density 0.005
   mpirun -np 4 python examples/{script} --density 0.04 --roots all --local-steps 4
+  mpirun -np 4 python examples/{script} --policy auto --log-file run.json
   torchrun --nproc-per-node 2 examples/{script} --policy iwp           torch.distributed instead of Horovod
   horovodrun -np 2 python examples/{script} --checkpoint run.pt        the same line again continues it
 
@@ -51,7 +53,7 @@ def options(
         type=float,
         default=0.01,
         metavar="SHARE",
-        help="iwp: share of a tensor's entries sent per step (%(default)s)",
+        help="iwp, auto: share of a tensor's entries sent per step (%(default)s)",
     )
     exchange.add_argument(
         "--density-warmup",
@@ -64,7 +66,7 @@ def options(
         type=_roots,
         default=1,
         metavar="N|all",
-        help="iwp: how many ranks propose what to send at each step (%(default)s)",
+        help="iwp, auto: how many ranks propose what to send at each step (%(default)s)",
     )
     exchange.add_argument(
         "--local-steps",
@@ -76,7 +78,7 @@ def options(
         "--comm",
         choices=("horovod", "mpi", "torch"),
         default="torch" if started_by_torchrun() else "horovod",
-        help="dense and iwp: what carries the messages (torch under torchrun, else horovod)",
+        help="all but horovod-*: what carries the messages (torch under torchrun, else horovod)",
     )
 
     training = parser.add_argument_group("training")
@@ -85,7 +87,12 @@ def options(
     length.add_argument("--steps", type=int, help=f"steps instead of epochs ({steps or 'see --epochs'})")
     training.add_argument("--batch-size", type=int, metavar="N", help="examples per rank and step (%(default)s)")
     training.add_argument("--lr", type=float, help="highest learning rate: warm-up, then a cosine (%(default)s)")
-    training.add_argument("--clip", type=float, metavar="NORM", help="bound on the norm of the gradient (%(default)s)")
+    training.add_argument(
+        "--clip",
+        type=float,
+        metavar="NORM",
+        help="bound on the norm of the gradient; auto: of each tensor's (%(default)s)",
+    )
     training.add_argument(
         "--seed", type=int, default=1, help="weights, order of the data, choice of roots (%(default)s)"
     )

@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ringprune.embedding import embedding_of
 from ringprune.errors import ConfigurationError
 from ringprune.plan import ParamSpec
 
@@ -172,14 +173,21 @@ class SharedMomentum:
     @contextmanager
     def taken_over(self) -> Iterator[None]:
         """While inside, the wrapped SGD applies neither momentum nor weight decay itself."""
-        # Not of groups that hold nothing but tables of sharded embeddings.
-        groups = [self._optimizer.param_groups[number] for number in sorted({spec.group for spec in self._specs})]
-        kept = [{key: group[key] for key in _TAKEN_OVER} for group in groups]
+        all_groups = self._optimizer.param_groups
+        number = len(all_groups)
+        groups = [all_groups[index] for index in sorted({spec.group for spec in self._specs})]
+        kept = [{key: group[key] for key in (*_TAKEN_OVER, "params")} for group in groups]
         for group in groups:
+            # Tables of sharded embeddings keep what they have: for the time being in a group of their own.
+            tables = [param for param in group["params"] if embedding_of(param) is not None]
+            if tables:
+                all_groups.append({**group, "params": tables})
+                group["params"] = [param for param in group["params"] if embedding_of(param) is None]
             group.update(_TAKEN_OVER)
         try:
             yield
         finally:
+            del all_groups[number:]
             for group, values in zip(groups, kept, strict=True):
                 group.update(values)
 

@@ -364,7 +364,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             UsageError: between backward and step.
         """
         mode = self._active()
-        if mode is not None:
+        inner = {key: value for key, value in state_dict.items() if key != "ringprune"}
+        if mode is None:
+            sharded_state.load(self._inner, inner)
+        else:
             mode.settle()
             mode.idle("load_state_dict()")
             saved = state_dict.get("ringprune")
@@ -373,14 +376,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             if origin.flushed and not mode.keeps:
                 entries = checkpoint.without_kept(entries)
 
-            def fits(mode: GradientMode | UpdateMode) -> None:
+            def load(mode: GradientMode | UpdateMode) -> None:
                 checkpoint.check_tensors(entries, mode.state_like(entries))
+                sharded_state.load(self._inner, inner)
 
             if self._pilot is None:
-                fits(mode)
+                load(mode)
             else:
-                mode = self._mode = self._pilot.resume(state_dict["ringprune"].get("auto", {}), fits)
-        sharded_state.load(self._inner, {key: value for key, value in state_dict.items() if key != "ringprune"})
+                mode = self._mode = self._pilot.resume(state_dict["ringprune"].get("auto", {}), load)
         self._share()
         if mode is not None:
             checkpoint.copy(entries, mode.state_like(entries))

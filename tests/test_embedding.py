@@ -122,18 +122,22 @@ def test_nodes_train_as_one_whole_table_and_send_each_row_once(ranks: int, per_n
     assert all(one[1] == 0 for number, one in enumerate(found) if number % per_node)
 
 
+@pytest.mark.parametrize("make", ["sgd", "momentum"])
 @pytest.mark.parametrize(
     "policy", [rp.Dense(), rp.IWP(1.0), rp.Dense(local_steps=1)], ids=["dense", "iwp", "local steps"]
 )
-def test_inside_the_wrapper_all_is_averaged(policy: rp.Policy) -> None:
-    """One process on the joined batch; the loss is a sum, so that ranks with more rows count for more."""
+def test_inside_the_wrapper_all_is_averaged(policy: rp.Policy, make: str) -> None:
+    """One process on the joined batch; the loss is a sum, so that ranks with more rows count for more.
+
+    Rows in one param group with the layer once lost their momentum, where the policy took over that of the layer.
+    """
 
     def rank(comm: rp.comm.Communicator) -> None:
         model, reference = Words(sharded(comm)), Words(whole(comm))
         optimizer = rp.DistributedOptimizer(
-            SPARSE["sgd"](model.parameters()), model.named_parameters(), policy=policy, comm=comm
+            SPARSE[make](model.parameters()), model.named_parameters(), policy=policy, comm=comm
         )
-        other = SPARSE["sgd"](reference.parameters())
+        other = SPARSE[make](reference.parameters())
         for step in range(STEPS):
             step_both(comm, step, (model, optimizer), (reference, other))
         # What the wrapper exchanges of the layer may be rounded to float32 on the way.

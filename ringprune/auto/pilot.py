@@ -117,15 +117,15 @@ class Pilot:
         routing = self._policy.routing
         return {"chosen": self.chosen, "packed": sorted(routing.names) if isinstance(routing, Named) else None}
 
-    def resume(self, state: Mapping[str, Any], fits: Callable[[GradientMode], None]) -> GradientMode:
+    def resume(self, state: Mapping[str, Any], load: Callable[[GradientMode], None]) -> GradientMode:
         """Exchange as a checkpoint says, with nothing kept back yet.
 
         Args:
             state: from :meth:`state`.
-            fits: raises where the checkpoint's tensors do not fit a mode; then all is as it was.
+            load: the wrapped optimizer's state, for a mode; where it raises, all is as it was.
 
         Raises:
-            CheckpointError: they do not, or there is no such candidate.
+            CheckpointError: there is no such candidate.
         """
         chosen, packed = state.get("chosen", 0), state.get("packed")
         if not isinstance(chosen, int) or not 0 <= chosen < len(self._policies):
@@ -141,7 +141,7 @@ class Pilot:
         old.backward.close()
         try:
             self._build(chosen, policy, old)
-            fits(self.mode)
+            load(self.mode)
         except Exception:
             if self.mode is not old:
                 self.mode.close()

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -23,6 +24,9 @@ PACKED = {
     "gathered": rp.DGC(0.05, mask_velocity=False),
     "dense coded": rp.Dense("int8"),
 }
+
+
+INTERVAL = pilot.Pilot._interval
 
 
 @pytest.fixture(autouse=True)
@@ -210,6 +214,15 @@ def test_a_scaler_and_explicit_synchronize_go_on(monkeypatch: pytest.MonkeyPatch
     assert bad[0][1] == 5
 
 
+@pytest.mark.parametrize(("spent", "steps"), [(0.0, 200), (1.0, 200), (2.5, 500), (1000.0, 200_000)])
+def test_measuring_takes_no_more_than_its_share(spent: float, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 % of the time at half a second a step, and it is not done for a while where it takes no time."""
+    monkeypatch.setattr(pilot, "LEAST_INTERVAL", 200)
+    at = SimpleNamespace(_spent=spent, _auto=rp.Auto(share=0.01), _seconds={1: 0.5}, chosen=1)
+    assert INTERVAL.fget is not None
+    assert INTERVAL.fget(at) == steps
+
+
 # -- checkpoints ------------------------------------------------------------------------------------------------------
 
 
@@ -330,11 +343,52 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(monkeypatch: pytest.Monk
         for auto in wrong:
             with pytest.raises(rp.CheckpointError):
                 optimizer.load_state_dict(state | {"ringprune": state["ringprune"] | {"auto": auto}})
+        with pytest.raises(ValueError, match="different number of parameter groups"):  # torch's
+            optimizer.load_state_dict(state | {"param_groups": 2 * state["param_groups"]})
         run(model, optimizer, comm.rank, 6, start=6)
         return weights(model)
 
     dense = rp.simulate(2, lambda comm: train(comm, rp.Dense(), sgd, 12)[0])
     assert torch.equal(rp.simulate(2, rank)[0], dense[0])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_tables_stay_with_their_owners_through_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything is sent by both candidates: the rows and the layer are those of dense training, but for rounding."""
+    follow(monkeypatch, [1, 0])
+
+    class Model(nn.Module):
+        def __init__(self, comm: rp.comm.Communicator) -> None:
+            super().__init__()
+            self.table = rp.ShardedEmbedding(31, 64, comm=comm)
+            self.layers = make_model()
+
+        def forward(self, indices: torch.Tensor) -> torch.Tensor:
+            out: torch.Tensor = self.layers(self.table(indices))
+            return out
+
+    def rank(comm: rp.comm.Communicator, policy: Any) -> tuple[set[str], list[torch.Tensor]]:
+        model = Model(comm)
+        optimizer = wrap(model, comm, policy, sgd)
+        used = set()
+        for step in range(12):
+            draw = torch.Generator().manual_seed(100 * comm.rank + step)
+            optimizer.zero_grad()
+            loss_of(
+                model, (torch.randint(31, (8,), generator=draw), torch.randint(10, (8,), generator=draw))
+            ).backward()
+            optimizer.step()
+            used |= {optimizer.stats()["auto"]["chosen"]} if isinstance(policy, rp.Auto) else set()
+        found = [model.table.gathered(), *(param.detach() for param in model.layers.parameters())]
+        optimizer.close()
+        return used, found
+
+    auto = rp.Auto((rp.Dense(), rp.IWP(1.0, clip_norm=None)))
+    (used, ours), *_ = rp.simulate(2, lambda comm: rank(comm, auto), timeout=60)
+    (_, theirs), *_ = rp.simulate(2, lambda comm: rank(comm, rp.Dense()), timeout=60)
+    assert len(used) == 2
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
 
 
 # -- trouble ----------------------------------------------------------------------------------------------------------

@@ -55,6 +55,16 @@ def test_digits_with_plain_horovod_and_with_dense(tmp_path: Path) -> None:
     assert plain["steps_per_second"] > 0
 
 
+def test_what_is_faster_is_chosen(tmp_path: Path) -> None:
+    """It times and measures for some 30 steps, then it says what it found."""
+    log = tmp_path / "auto.json"
+    said = two_ranks("train_digits.py", "--policy", "auto", "--steps", "60", "--clip", "5", "--log-file", log)
+    assert 'policy="auto"' in said or "auto" in said
+    chosen = read(log)["stats"]["auto"]
+    assert chosen["chosen"] in ("dense", "iwp")
+    assert not chosen["deciding"]
+
+
 def test_stop_and_continue_equals_not_stopping(tmp_path: Path) -> None:
     options = ("--policy", "iwp", "--steps", "8", "--density-warmup", "3", "--validate-every", "4")
     whole, parts = tmp_path / "whole.pt", tmp_path / "parts.pt"
