@@ -72,10 +72,10 @@ class GradientMode(Mode):
         """Stages 1 to 4 of a bucket; ``factors`` per parameter where clipping needed all gradients."""
         self._open_step()
         bucket = self.plan.buckets[index]
+        alone = self._take(bucket.members)
         grads = self._gradients(bucket.members)
         own = self._factors(grads) if factors is None else [factors[i] for i in bucket.members]
-        correction = self._correction(bucket, own, self._take(bucket.members))
-        found = self.exchange.start(index, grads, correction, count=factors is None)
+        found = self.exchange.start(index, grads, self._correction(bucket, own, alone), count=factors is None)
         if factors is None:
             self._note_found(bucket.members, found)
 
@@ -204,6 +204,7 @@ class GradientMode(Mode):
         """All gradients are there: decide first, then exchange."""
         self._open_step()
         everything = range(len(self.params))
+        self._take(everything)  # before anything here lies in their memory too
         grads = self._gradients(everything)
         self._count_nonfinite(everything, _entries(grads))
         self._note_nonfinite()

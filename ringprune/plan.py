@@ -15,6 +15,9 @@ __all__ = ["Bucket", "ParamSpec", "Plan", "Route", "build_plan", "gather_texts",
 
 Route = Literal["packed", "dense", "rows"]
 
+TAIL_BYTES = 1 << 20
+"""From here on a shorter message takes hardly less time."""
+
 
 @dataclass(frozen=True)
 class ParamSpec:
@@ -110,7 +113,7 @@ def build_plan(
     bucket_bytes: int,
     facts: Iterable[str],
     *,
-    dense_bytes: int | None = None,
+    tapered: bool = False,
 ) -> Plan:
     """Put parameters into buckets.
 
@@ -124,14 +127,15 @@ def build_plan(
         packed: for each parameter, whether it travels packed, unless its gradient is sparse.
         bucket_bytes: a bucket is closed when its float32 values would exceed this many bytes.
         facts: what else must be equal on every rank, one line each.
-        dense_bytes: the same of dense buckets, where that is less.
+        tapered: a dense bucket holds at most half of what has not been sent before it, so that the last message, which
+            nothing hides, is short.
     """
     reverse = range(len(params) - 1, -1, -1)
     groups: list[tuple[Route, list[int]]] = []
-    limits: dict[Route, int] = {"packed": bucket_bytes, "dense": bucket_bytes if dense_bytes is None else dense_bytes}
-    for route, limit in limits.items():
+    for route in ("packed", "dense"):
         chosen = [i for i in reverse if packed[i] == (route == "packed") and not params[i].sparse]
-        groups += [(route, members) for members in _split(params, chosen, limit)]
+        split = _split(params, chosen, bucket_bytes, tapered=tapered and route == "dense")
+        groups += [(route, members) for members in split]
     groups += [("rows", [i]) for i in reverse if params[i].sparse]
     buckets = tuple(make_bucket(index, route, members, params) for index, (route, members) in enumerate(groups))
     lines = [*facts, f"{len(params)} parameters, buckets of at most {bucket_bytes} bytes"]
@@ -140,19 +144,22 @@ def build_plan(
     return Plan(tuple(params), buckets, tuple(lines))
 
 
-def _split(params: Sequence[ParamSpec], chosen: Iterable[int], bucket_bytes: int) -> list[list[int]]:
+def _split(
+    params: Sequence[ParamSpec], chosen: Sequence[int], bucket_bytes: int, *, tapered: bool = False
+) -> list[list[int]]:
     """Cut ``chosen`` into runs of one dtype and device that stay below ``bucket_bytes``, keeping their order."""
     done: list[list[int]] = []
-    filling: dict[tuple[torch.dtype, torch.device], tuple[list[int], int]] = {}
+    filling: dict[tuple[torch.dtype, torch.device], tuple[list[int], int, int]] = {}
+    left = sum(4 * params[i].numel for i in chosen)
     for i in chosen:
         key, size = (params[i].dtype, params[i].device), 4 * params[i].numel
-        members, used = filling.get(key, ([], 0))
-        if members and used + size > bucket_bytes:
-            members, used = [], 0
-        if not members:
+        members, used, limit = filling.get(key, ([], 0, 0))
+        if not members or used + size > limit:
+            members, used, limit = [], 0, min(bucket_bytes, max(left // 2, TAIL_BYTES)) if tapered else bucket_bytes
             done.append(members)
         members.append(i)
-        filling[key] = (members, used + size)
+        filling[key] = members, used + size, limit
+        left -= size
     return done
 
 

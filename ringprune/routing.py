@@ -76,10 +76,6 @@ class Named:
 Routing = AllDense | LargeMatrices | Named
 
 
-GROUP_BYTES = 4 << 20
-"""Of a bucket whose tensors the library gathers into messages: the last one, which nothing hides, is better short."""
-
-
 def plan_of(
     routing: Routing,
     specs: Sequence[ParamSpec],
@@ -95,12 +91,11 @@ def plan_of(
         specs: the parameters, in the optimizer's order.
         bucket_bytes: size of a bucket.
         facts: what else must be equal on every rank.
-        groups: dense buckets are handed to the library as groups of tensors.
+        groups: dense buckets are handed to the library as groups of tensors: they taper off.
     """
     if not isinstance(routing, Named):
-        dense = min(bucket_bytes, GROUP_BYTES) if groups else bucket_bytes
         packed = [routing.packed(spec) for spec in specs]
-        return build_plan(specs, packed, bucket_bytes, facts, dense_bytes=dense)
+        return build_plan(specs, packed, bucket_bytes, facts, tapered=groups)
     plan = plan_of(routing.of, specs, bucket_bytes, facts, groups=groups)
     # Moved behind the packed ones, what fills early would wait for what fills last.
     whole = [not any(routing.packed(specs[member]) for member in bucket.members) for bucket in plan.buckets]

@@ -13,6 +13,8 @@ import ringprune as rp
 from ringprune import ops, packing
 from ringprune.comm.call import Call
 from ringprune.comm.communicator import Handle
+from ringprune.plan import ParamSpec
+from ringprune.routing import plan_of
 from tests.training import batches, loss_of, make_model, nesterov, run, sgd, wrap
 
 Rank = rp.comm.Communicator
@@ -78,10 +80,21 @@ def test_the_weights_are_those_without_groups_to_the_bit(ranks: int, options: di
     assert all(torch.equal(a, b) for a, b in zip(plain, grouped, strict=True))
 
 
-def test_averages_are_made_in_the_gradients_own_memory() -> None:
+@pytest.mark.parametrize("options", [{}, {"overlap": False}, {"bucket_bytes": 1}], ids=str)
+@pytest.mark.parametrize("group", [False, True], ids=["single", "group"])
+def test_averages_are_made_in_the_gradients_own_memory(
+    options: dict[str, Any], group: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is copied into a bucket, but where one of several tensors is one message."""
+    copied: list[int] = []
+    flatten = packing.flatten
+    monkeypatch.setattr(
+        packing, "flatten", lambda tensors, *rest: (copied.append(len(tensors)), flatten(tensors, *rest))[1]
+    )
+
     def rank(comm: Rank) -> None:
         model = make_model()
-        optimizer = wrap(model, grouping(comm), rp.Dense())
+        optimizer = wrap(model, grouping(comm) if group else comm, rp.Dense(), **options)
         for batch in batches(comm.rank, 2):
             optimizer.zero_grad()
             loss_of(model, batch).backward()
@@ -91,6 +104,7 @@ def test_averages_are_made_in_the_gradients_own_memory() -> None:
             assert before == after
 
     rp.simulate(2, rank)
+    assert not copied or (not group and "bucket_bytes" not in options)
 
 
 @pytest.mark.parametrize("layout", ["channels_last", "float16", "scaled"])
@@ -152,25 +166,12 @@ def test_a_bad_gradient_is_found_before_it_is_summed(nonfinite: str) -> None:
     rp.simulate(2, rank)
 
 
-def test_dense_buckets_of_groups_are_short() -> None:
+def test_dense_buckets_of_groups_taper_off() -> None:
     """The last bucket's message is what no compute hides."""
-
-    def names(comm: Rank) -> tuple[str, ...]:
-        linear = nn.Linear(1024, 1024, bias=False)
-        model = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(3)), linear)
-        sent: list[str] = []
-        plain = comm.allreduce
-        comm.allreduce = lambda t, *, name: (sent.append(name), plain(t, name=name))[1]  # type: ignore[method-assign,assignment]
-        if "group" in comm.abilities:
-            group = comm.allreduce_group
-            comm.allreduce_group = lambda t, **o: (sent.append(o["name"]), group(t, **o))[1]  # type: ignore[method-assign]
-        optimizer = wrap(model, comm, rp.Dense())
-        sum(param.sum() for param in model.parameters()).backward()  # type: ignore[union-attr]
-        optimizer.step()
-        return tuple(name for name in sent if "dense" in name)
-
-    assert len(rp.simulate(1, names)[0]) == 1
-    assert len(rp.simulate(1, lambda comm: names(grouping(comm)))[0]) == 4
+    specs = [ParamSpec(str(i), (1 << 18,), torch.float32, torch.device("cpu"), 0) for i in range(100)]
+    of = [len(bucket.members) for bucket in plan_of(rp.Dense().routing, specs, 25 << 20, (), groups=True).buckets]
+    assert of == [25, 25, 25, 12, 6, 3, 2, 1, 1]
+    assert [len(b.members) for b in plan_of(rp.Dense().routing, specs, 25 << 20, ()).buckets] == [25] * 4
 
 
 # -- memory that is not the gradient's alone: a library that sums at once would change what others read ----------------
