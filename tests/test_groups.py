@@ -3,6 +3,7 @@
 import gc
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from ringprune import ops, packing
 from ringprune.comm.call import Call
 from ringprune.comm.communicator import Handle
 from ringprune.plan import ParamSpec
+from ringprune.residual import Clipping
 from ringprune.routing import plan_of
 from tests.training import batches, loss_of, make_model, nesterov, run, sgd, wrap
 
@@ -42,6 +44,7 @@ def grouping(comm: Any) -> Any:
     """The simulated rank, with the ability."""
 
     def start(call: Call, tensors: Sequence[Tensor], factor: float) -> Handle:
+        call = replace(call, name=f"{call.name} {[tensor.numel() for tensor in tensors]}")  # alike on all ranks
         buffer = torch.cat([tensor.reshape(-1) for tensor in tensors])
         # What is read later than this must not be what was there before.
         for tensor in tensors:
@@ -245,7 +248,7 @@ def test_memory_that_others_read_is_left_alone(kind: Any, options: dict[str, Any
     def gradients(rank: int) -> list[Tensor]:
         model = kind()
         for inputs, labels in batches(rank, passes):
-            loss_of(model, (inputs[:1], labels[:1])).backward()
+            loss_of(model, (inputs[: 1 + rank], labels[: 1 + rank])).backward()
         return [param.grad.clone() for param in model.parameters()]
 
     def train(comm: Rank) -> None:
@@ -255,7 +258,8 @@ def test_memory_that_others_read_is_left_alone(kind: Any, options: dict[str, Any
         for _ in range(2):
             optimizer.zero_grad(set_to_none=kind is Twins)
             for inputs, labels in batches(comm.rank, passes):
-                loss_of(model, (inputs[:1], labels[:1])).backward()
+                # More than one on the second rank: no gradient lies in the memory of another there.
+                loss_of(model, (inputs[: 1 + comm.rank], labels[: 1 + comm.rank])).backward()
             optimizer.synchronize()
             for param, *of_ranks in zip(model.parameters(), *map(gradients, range(comm.size)), strict=True):
                 expected = torch.stack(of_ranks).sum(0)
@@ -264,6 +268,29 @@ def test_memory_that_others_read_is_left_alone(kind: Any, options: dict[str, Any
                 torch.testing.assert_close(param.grad, expected, rtol=1e-6, atol=1e-7)
 
     rp.simulate(2, train)
+
+
+@pytest.mark.parametrize(
+    "policy", [rp.Dense(), replace(rp.Dense(), clipping=Clipping(None, 1e-2))], ids=["flat", "clipped"]
+)
+def test_ranks_may_differ_in_what_they_have_to_copy(policy: rp.Policy) -> None:
+    """Messages are alike: a rank once sent one tensor where the others sent several, and Horovod waited for ever."""
+
+    def train(comm: Rank, flat: bool) -> list[Tensor]:
+        model = Flat()
+        if comm.rank or not flat:
+            model.zero_grad()
+        optimizer = wrap(model, grouping(comm), policy, sgd)
+        for inputs, labels in batches(comm.rank, 3):
+            optimizer.zero_grad(set_to_none=False)
+            (loss_of(model, (inputs, labels)) * (1.0 if comm.rank else 1e-4)).backward()  # the second rank's is clipped
+            optimizer.step()
+        return [param.detach() for param in model.parameters()]
+
+    differing = rp.simulate(2, lambda comm: train(comm, flat=True))
+    for a, b, c in zip(*differing, rp.simulate(2, lambda comm: train(comm, flat=False))[0], strict=True):
+        assert torch.equal(a, b)
+        assert torch.equal(a, c)
 
 
 def eager(comm: Any, group: bool) -> None:

@@ -39,8 +39,9 @@ class DenseLane(Lane):
                 return
             if self._buffer is None:
                 self._buffer = torch.empty(self.bucket.numel, dtype=self.bucket.dtype, device=self.bucket.device)
-            self._values = [self._buffer]
             packing.flatten(corrected, correction.factors, self._buffer)
+            # What has to be copied may differ between the ranks, what they send may not.
+            self._values = torch.split(self._buffer, self.bucket.numels) if self._groups else [self._buffer]
 
     def _in_place(self, corrected: Sequence[Tensor], correction: Correction) -> bool:
         """Whether the sums can be made where the gradients are."""
