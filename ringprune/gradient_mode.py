@@ -65,6 +65,7 @@ class GradientMode(Mode):
         """Before the first bucket of a step is started."""
         if not self._open:
             self._open = True
+            self._taken.forget()
             self.scale.read()
             self.exchange.begin()
 
@@ -317,6 +318,8 @@ class GradientMode(Mode):
             raise UsageError("flush() at learning rate 0 would lose what was held back: call it before a rate is 0")
         for kept, param in zip(keeps, self.params, strict=True):
             param.grad = torch.zeros_like(param, memory_format=torch.contiguous_format) if kept else None
+        for embedding in self.embeddings.values():
+            embedding.weight.grad = None  # of the step before, which was made
         self.exchange.flush(self._in_pieces([param if param.grad is None else param.grad for param in self.params]))
         self._inner_step()
         self._inner.zero_grad(set_to_none=True)

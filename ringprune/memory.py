@@ -16,7 +16,7 @@ def _holders(tensor: Tensor) -> int:
     return int(_count(storage._cdata)) if _count is not None else 0
 
 
-_ALONE = _holders(torch.empty(1))
+_ALONE = _holders(torch.empty(1, device="cpu"))
 """The count of a new tensor, that of the object which asks included."""
 
 

@@ -360,7 +360,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         With ``local_steps`` it holds the weights too, each rank's own, and overwrites the parameters.
 
         Raises:
-            CheckpointError: it does not fit; nothing was changed.
+            CheckpointError, or ValueError from the wrapped optimizer: it does not fit; nothing was changed.
             UsageError: between backward and step.
         """
         mode = self._active()

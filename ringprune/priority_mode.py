@@ -167,6 +167,9 @@ class PriorityMode(GradientMode):
         for index in self.backward.remaining():
             self._start(index, None)
         self._note_changes()
+        with self._driver as dispatch:
+            dispatch.seal()
+        self._driver.go()
         self.backward.reset()
         self._open = False
         self._outputs = {i: self._output(param) for i, param in enumerate(self.params)}

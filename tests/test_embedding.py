@@ -122,6 +122,24 @@ def test_nodes_train_as_one_whole_table_and_send_each_row_once(ranks: int, per_n
     assert all(one[1] == 0 for number, one in enumerate(found) if number % per_node)
 
 
+@pytest.mark.parametrize("policy", [rp.Dense(), rp.IWP(0.5)], ids=["dense", "iwp"])
+def test_a_flush_leaves_rows_as_they_are(policy: rp.Policy) -> None:
+    """It once made the last step of the table again: the gradient was still there."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = Words(sharded(comm))
+        optimizer = rp.DistributedOptimizer(
+            SPARSE["momentum"](model.parameters()), model.named_parameters(), policy=policy, comm=comm
+        )
+        model(lookups(comm.rank, 0)).sum().backward()
+        optimizer.step()
+        before = model.table.gathered().clone()
+        optimizer.flush()
+        assert torch.equal(model.table.gathered(), before)
+
+    rp.simulate(2, rank, timeout=60)
+
+
 @pytest.mark.parametrize("make", ["sgd", "momentum"])
 @pytest.mark.parametrize(
     "policy", [rp.Dense(), rp.IWP(1.0), rp.Dense(local_steps=1)], ids=["dense", "iwp", "local steps"]

@@ -152,6 +152,10 @@ def test_all_ranks_start_the_same_messages_in_the_same_order_whatever_is_ready_w
                 dispatch.ready(index)
                 while dispatch.progress():
                     pass
+            while dispatch.progress():
+                pass
+            assert not last, "it is not sealed yet"
+            dispatch.seal()
             while not dispatch.idle:
                 dispatch.progress(wait=True)
             assert last == [True]

@@ -105,6 +105,29 @@ def test_a_gradient_changed_while_it_is_exchanged_is_refused_on_all_ranks(policy
     rp.simulate(2, rank)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("change", [clip, replace_one, zero], ids=["clipped", "replaced", "zeroed"])
+def test_with_a_schedule_the_same_is_told_when_the_step_is_concluded(change: Any, ranks: int) -> None:
+    """Not steps later, nor never where it was the last: what ranks tell goes out when step() is called."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = rp.DistributedOptimizer(
+            plain_sgd(model.parameters()), model.named_parameters(), policy=rp.P3(), comm=comm, model=model
+        )
+        run(model, optimizer, comm.rank, 2)
+        loss_of(model, next(iter(batches(comm.rank, 1)))).backward()
+        if comm.rank == comm.size - 1:
+            change(model)
+        optimizer.step()
+        with pytest.raises(rp.UsageError, match=rf"rank {comm.size - 1}: the gradient of '.*' was changed between"):
+            optimizer.synchronize()
+        run(model, optimizer, comm.rank, 2)
+        optimizer.close()
+
+    rp.simulate(ranks, rank)
+
+
 @pytest.mark.parametrize("options", [{}, {"overlap": False}], ids=str)
 def test_a_gradient_may_be_changed_where_nothing_is_being_exchanged(options: dict[str, Any]) -> None:
     def rank(comm: rp.comm.Communicator) -> None:

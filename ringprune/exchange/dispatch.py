@@ -55,6 +55,7 @@ class Dispatch:
         self._left = self._orders = 0
         self._then: Callable[[], UnderWay] | None = None
         self._last: UnderWay | None = None
+        self._sealed = True
         self.sent: set[int] = set()
         self._outstanding: set[int] = set()
 
@@ -70,20 +71,20 @@ class Dispatch:
 
     @property
     def complete(self) -> bool:
-        """Whether this rank has made its part of all buckets of the step."""
-        return self.idle or len(self._here) == len(self._nbytes)
+        """Whether this rank has made its part of the step."""
+        return self.idle or (self._sealed and len(self._here) == len(self._nbytes))
 
     def begin(self, priorities: Sequence[int], then: Callable[[], UnderWay]) -> None:
         """A step begins.
 
         Args:
             priorities: of each bucket; the lowest is the most urgent. Rank 0's count.
-            then: called once when all messages have been started, at the same place among them on every rank; starts
-                the last message, and returns it.
+            then: called once when all messages have been started and the step is sealed, at the same place among them
+                on every rank; starts the last message, and returns it.
         """
         assert self.idle, "a step begins before the messages of the one before were started"
         self._priorities, self._then = list(priorities), then
-        self._left, self._orders = len(self._nbytes), 0
+        self._left, self._orders, self._sealed = len(self._nbytes), 0, False
         self._collect(lambda index: True)  # those of the step before have been waited for
         self._here.clear()
         self.sent.clear()
@@ -93,6 +94,10 @@ class Dispatch:
         self._here.add(index)
         if self._comm.rank == 0:
             self._queue.push(index, priority=self._priorities[index], nbytes=self._nbytes[index])
+
+    def seal(self) -> None:
+        """This rank knows all that the last message of the step tells."""
+        self._sealed = True
 
     def reduced(self, index: int) -> bool:
         """Whether the bucket's averages are there."""
@@ -182,6 +187,8 @@ class Dispatch:
         if self._running:
             self._todo, self._running = deque(self._running), []
             return True
+        if not self._sealed:
+            return False
         then, self._then = self._then, None
         if then is not None:
             self._last = then()
