@@ -176,7 +176,7 @@ class CheckedCommunicator(ABC):
 
     def _start_group(self, call: Call, tensors: Sequence[Tensor], factor: float) -> Handle:
         """Start the sum of each of ``tensors``, in place; of those with the ability."""
-        raise NotImplementedError
+        raise AssertionError(f'{type(self).__name__} names the ability "group", and sums no groups')
 
     @abstractmethod
     def _check_support(self, call: Call, tensor: Tensor) -> None:

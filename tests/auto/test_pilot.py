@@ -352,7 +352,6 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(monkeypatch: pytest.Monk
     assert torch.equal(rp.simulate(2, rank)[0], dense[0])
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_tables_stay_with_their_owners_through_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is sent by both candidates: the rows and the layer are those of dense training, but for rounding."""
     follow(monkeypatch, [1, 0])
