@@ -100,7 +100,8 @@ def _run(options: argparse.Namespace) -> int:
             raise ConfigurationError("--ranks N is missing: how many ranks there are")
         speeds = measured(*overheads()) if options.measure else DEVICES[options.device]
         link_of = partial(Link.of_rate, latency_seconds=options.latency_us / 1e6, goodput=options.goodput)
-        setting = Setting(found, options.ranks, link_of(options.rate), speeds)
+        # Over Horovod, which is what a job gets where nothing else was asked for.
+        setting = Setting(found, options.ranks, link_of(options.rate), speeds, groups=True)
         rows = [row | _facts(setting, options) for row in rows_of(setting, methods, link_of)]
         if options.plot:
             _draw(setting, methods, link_of, options)

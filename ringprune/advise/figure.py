@@ -1,4 +1,4 @@
-"""The picture of an answer: seconds of a step against the rate of the links."""
+"""The picture of an answer: seconds of a step against the rate of the links, and how they compare with dense."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +11,14 @@ __all__ = ["RATES", "draw"]
 RATES = [10 ** (7 + exponent / 12) for exponent in range(49)]
 """bit/s: 10 Mbit/s to 100 Gbit/s."""
 
+SPEEDUPS = (0.4, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10)
+"""Marked beside the lower panel; it ends there, for whoever gains more needs no picture to decide."""
+
 
 def draw(curves: Mapping[str, list[float]], compute: float, rate: float, title: str, path: Path) -> None:
-    """Draw seconds of each method at :data:`RATES`, both scales logarithmic.
+    """Draw each method at :data:`RATES`: seconds above, steps in the time of a dense one below.
+
+    All scales are logarithmic. Seconds span decades, so it is the lower panel that shows from where on nothing pays.
 
     Args:
         curves: seconds, by method.
@@ -33,20 +38,33 @@ def draw(curves: Mapping[str, list[float]], compute: float, rate: float, title: 
     matplotlib.use("Agg")  # needs no display
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
+    figure, (above, below) = pyplot.subplots(
+        2, sharex=True, figsize=(7.5, 6.5), height_ratios=(3, 2), layout="constrained"
+    )
+    rates = [bits / 1e9 for bits in RATES]
     for name, seconds in curves.items():
-        (line,) = axes.plot([bits / 1e9 for bits in RATES], [1e3 * s for s in seconds], label=name)
-        if name == DENSE:
-            line.set(color="black", linewidth=2.5)
-    axes.axhline(1e3 * compute, color="grey", linestyle=":", label="compute alone")
-    if RATES[0] <= rate <= RATES[-1]:
-        axes.axvline(rate / 1e9, color="grey", linestyle="--", linewidth=1)
-    axes.set(xscale="log", yscale="log", xlabel="rate of the links, Gbit/s", ylabel="ms per step, predicted")
-    axes.set_title(title, fontsize=10)
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.grid(alpha=0.25, which="both")
-    axes.legend(frameon=False, fontsize=8)
+        style = {"color": "black", "linewidth": 2.5} if name == DENSE else {}
+        (line,) = above.plot(rates, [1e3 * s for s in seconds], label=name, **style)
+        speedups = [dense / s for dense, s in zip(curves[DENSE], seconds, strict=True)]
+        below.plot(rates, speedups, color=line.get_color(), linewidth=line.get_linewidth())
+    above.axhline(1e3 * compute, color="grey", linestyle=":", label="compute alone")
+    for axes in (above, below):
+        if RATES[0] <= rate <= RATES[-1]:
+            axes.axvline(rate / 1e9, color="grey", linestyle="--", linewidth=1)
+        axes.set(xscale="log", yscale="log")
+        axes.grid(alpha=0.25, which="both")
+    above.set(ylabel="ms per step, predicted")
+    above.set_title(title, fontsize=10)
+    above.yaxis.set_major_formatter("{x:g}")
+    above.legend(frameon=False, fontsize=8)
+    below.set(
+        xlabel="rate of the links, Gbit/s",
+        ylabel="steps in the time of a dense one",
+        ylim=SPEEDUPS[:: len(SPEEDUPS) - 1],
+    )
+    below.set_yticks(SPEEDUPS, labels=[f"{speedup:g}" for speedup in SPEEDUPS])
+    below.set_yticks([], minor=True)
+    below.xaxis.set_major_formatter("{x:g}")
     try:
         figure.savefig(path, dpi=120)
     except ValueError as error:  # the name ends in no format that matplotlib knows

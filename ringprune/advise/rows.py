@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ringprune.policies import Dense, Policy
@@ -47,10 +48,7 @@ def rows_of(setting: Setting, methods: Mapping[str, Policy], link_of: Callable[[
 
 def curve(setting: Setting, policy: Policy, rates: list[float], link_of: Callable[[float], Link]) -> list[float]:
     """Seconds of a step at each rate in bit/s."""
-    return [
-        predict(Setting(setting.workload, setting.ranks, link_of(rate), setting.speeds), policy).seconds
-        for rate in rates
-    ]
+    return [predict(replace(setting, link=link_of(rate)), policy).seconds for rate in rates]
 
 
 def _row(setting: Setting, name: str, policy: Policy, link_of: Callable[[float], Link]) -> Row:
