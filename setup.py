@@ -1,6 +1,6 @@
 """Builds the native library from csrc/ when `pip install` runs; RINGPRUNE_BUILD says what to build.
 
-    auto (default)   the CPU kernels, and the CUDA ones where torch is built for CUDA and a CUDA toolkit is found
+    auto (default)   the CPU kernels, and the CUDA ones where torch is built for CUDA and its CUDA toolkit is found
     cpu, cuda        exactly that, or an error
     none             nothing; every operation runs in its torch reference
 
@@ -10,6 +10,9 @@ is looked for in the environment that pip installs into. TORCH_CUDA_ARCH_LIST na
 
 import importlib.util
 import os
+import re
+import site
+import subprocess
 import sys
 import sysconfig
 from pathlib import Path
@@ -26,8 +29,8 @@ It will work, slowly. To build the library: install torch first, then run, in Ri
     {REBUILD}
 {"*" * 100}
 """
-GPUS = "8.0;9.0;10.0+PTX"  # A100, H100 and H200, B200; what comes after them compiles the PTX when it is loaded
-GPUS_BEFORE_CUDA_12_8 = "8.0;9.0+PTX"
+GPUS = "7.5;8.0;9.0;10.0+PTX"  # T4, A100, H100 and H200, B200; later ones compile the PTX when it is loaded
+GPUS_BEFORE_CUDA_12_8 = "7.5;8.0;9.0+PTX"
 CXX_FLAGS = ["-O3", "-g0", "-std=c++20", "-ffp-contract=off", "-fopenmp", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 NVCC_FLAGS = ["-O3", "-std=c++20", "-fmad=false", "-Xcompiler", "-ffp-contract=off,-fopenmp"]
 
@@ -35,13 +38,23 @@ NVCC_FLAGS = ["-O3", "-std=c++20", "-fmad=false", "-Xcompiler", "-ffp-contract=o
 def find_torch() -> ModuleType | None:
     """Import torch, also where pip's build isolation hides it; None where there is none."""
     if importlib.util.find_spec("torch") is None:
-        sys.path += [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+        sys.path += site_folders()
         importlib.invalidate_caches()
     if importlib.util.find_spec("torch") is None:
         return None
     import torch.utils.cpp_extension
 
     return torch
+
+
+def site_folders() -> list[str]:
+    """Where this Python finds packages when pip isolates nothing; a virtual environment may let the system's in."""
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
+    marker = Path(sys.prefix) / "pyvenv.cfg"
+    shared = r"(?im)^include-system-site-packages\s*=\s*true"
+    if not marker.exists() or re.search(shared, marker.read_text()):
+        folders += [site.getusersitepackages(), *site.getsitepackages([sys.base_prefix])]
+    return folders
 
 
 def read_mode() -> str:
@@ -54,16 +67,35 @@ def read_mode() -> str:
 
 def wants_cuda(mode: str, torch: ModuleType) -> bool:
     """Whether CUDA kernels are built: a matter of torch and toolkit, not of a GPU in this machine."""
-    home = torch.utils.cpp_extension.CUDA_HOME
-    lacking = {
-        "a torch that is built for CUDA": torch.version.cuda,
-        "a CUDA toolkit (nvcc, CUDA_HOME)": home,
-    }
-    missing = [what for what, found in lacking.items() if not found]
-    if mode == "cuda" and missing:
-        found = f"torch {torch.__version__}, CUDA_HOME={home}"
-        sys.exit(f"RINGPRUNE_BUILD=cuda needs {' and '.join(missing)}; found {found}")
-    return mode != "cpu" and not missing
+    if mode == "cpu":
+        return False
+    built_for, home = torch.version.cuda, torch.utils.cpp_extension.CUDA_HOME
+    missing = []
+    if not built_for:
+        missing.append("a torch that is built for CUDA")
+    release = release_of(home)
+    if release is None:
+        missing.append("a CUDA toolkit (nvcc, CUDA_HOME)")
+    elif built_for and release.split(".")[0] != built_for.split(".")[0]:
+        missing.append(f"the CUDA toolkit {built_for.split('.')[0]} that torch is built for, where nvcc is {release}")
+    if not missing:
+        return True
+    why = f"{' and '.join(missing)}; found torch {torch.__version__}, CUDA_HOME={home}"
+    if mode == "cuda":
+        sys.exit(f"RINGPRUNE_BUILD=cuda needs {why}")
+    if built_for:
+        print(f"RingPrune's CUDA kernels are left out. They need {why}", file=sys.stderr)
+    return False
+
+
+def release_of(home: str | None) -> str | None:
+    """The release of a toolkit's nvcc, such as 13.0; None where there is none: images to run in have no compiler."""
+    try:
+        done = subprocess.run([Path(home or "") / "bin" / "nvcc", "--version"], capture_output=True, text=True)
+    except OSError:
+        return None
+    found = re.search(r"release (\d+\.\d+)", done.stdout)
+    return found[1] if found else None
 
 
 def native_library(torch: ModuleType, cuda: bool) -> Extension:
@@ -76,7 +108,8 @@ def native_library(torch: ModuleType, cuda: bool) -> Extension:
         sources += map(str, sorted([*Path("csrc/cuda").glob("*.cu"), *Path("csrc/cuda/host").glob("*.cpp")]))
         flags["nvcc"] = NVCC_FLAGS
         major, minor = map(int, torch.version.cuda.split(".")[:2])
-        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", GPUS if (major, minor) >= (12, 8) else GPUS_BEFORE_CUDA_12_8)
+        known = GPUS if (major, minor) >= (12, 8) else GPUS_BEFORE_CUDA_12_8
+        os.environ["TORCH_CUDA_ARCH_LIST"] = os.environ.get("TORCH_CUDA_ARCH_LIST") or known
     return make("ringprune._native", sources, extra_compile_args=flags, extra_link_args=["-fopenmp"])
 
 

@@ -92,6 +92,7 @@ struct Selection {
                       ": weights have other sizes than grads; as many entries each are needed");
     check_dtypes(op, "weights", weights);
     check_numbers({op, "parameters"}, parameters, tensors, 0.0);
+    check_dense({op, "hints"}, hints, device);
     check_flat({op, "hints"}, hints.view(-1), at::kInt, 2 * tensors, device);
     check_flat({op, "tally"}, tally, at::kLong, 4, device);
     check_apart_from({op, "hints"}, hints, accumulation);

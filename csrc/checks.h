@@ -43,6 +43,10 @@ inline void check_dense(const Name& name, const at::Tensor& tensor, at::Device d
   const auto needed = static_cast<size_t>(tensor.storage_offset()) * tensor.element_size() + tensor.nbytes();
   TORCH_CHECK_VALUE(tensor.numel() == 0 || tensor.storage().nbytes() >= needed, name.str(), " needs ", needed,
                     " bytes and its storage has ", tensor.storage().nbytes(), ": its memory has been given back");
+  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  TORCH_CHECK_VALUE(tensor.numel() == 0 || address % tensor.element_size() == 0, name.str(),
+                    " starts between two entries of memory (address ", address, ", entries of ", tensor.element_size(),
+                    " bytes); a tensor of its own is needed, as clone() makes it");
 }
 
 // Refuses what is not a contiguous 1-D tensor of `numel` entries of `dtype`.
@@ -163,6 +167,26 @@ inline void check_apart(const char* op, const char* argument, at::TensorList ten
     const auto [one, other] = std::minmax(starts[i - 1].second, starts[i].second);
     check_overlap({op, argument, one}, tensors[one], {op, argument, other}, tensors[other]);
   }
+}
+
+// Refuses outputs of a put that share memory with each other or with what is read while they are written.
+inline void check_put_apart(const char* op, at::TensorList outputs, const at::Tensor& indices,
+                            const at::Tensor& values) {
+  check_apart(op, "outputs", outputs);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const Name name{op, "outputs", static_cast<int64_t>(i)};
+    check_overlap(name, outputs[i], {op, "indices"}, indices);
+    check_overlap(name, outputs[i], {op, "values"}, values);
+  }
+}
+
+// Refuses state of a take that shares memory with the other or with the indices.
+inline void check_take_apart(const char* op, const at::Tensor& residual, const std::optional<at::Tensor>& velocity,
+                             const at::Tensor& indices) {
+  check_overlap({op, "residual"}, residual, {op, "indices"}, indices);
+  if (!velocity) return;
+  check_overlap({op, "velocity"}, *velocity, {op, "residual"}, residual);
+  check_overlap({op, "velocity"}, *velocity, {op, "indices"}, indices);
 }
 
 // Tells autograd that the tensor has changed, as torch's own in-place ops do.

@@ -42,7 +42,7 @@ def ddp_hook(
     """A hook for ``model.register_comm_hook(None, ringprune.ddp_hook(policy))``; all ranks make it together.
 
     Args:
-        policy: a policy, or its name with its defaults; its momentum correction is left out.
+        policy: a policy, or its name with its defaults; its momentum correction and look-ahead are left out.
         named_parameters: ``model.named_parameters()``, for errors and checkpoints; None numbers them.
         comm: a communicator, the name of one, or None for ``connect("torch")``: a group of all ranks.
         scaler: the loop's ``torch.amp.GradScaler``; an overflow on any rank then skips the step on all.
@@ -61,6 +61,11 @@ def ddp_hook(
     if given.rows is not None:
         raise ConfigurationError(
             "rows with ddp_hook: DistributedDataParallel hands sparse gradients to no hook as rows; use "
+            "ringprune.DistributedOptimizer with the plain model"
+        )
+    if given.schedule is not None:
+        raise ConfigurationError(
+            "schedule with ddp_hook: DistributedDataParallel decides when a bucket is sent; use "
             "ringprune.DistributedOptimizer with the plain model"
         )
     chosen = replace(given, correction="global", mask_velocity=False, lookahead=False)
@@ -109,7 +114,7 @@ class DDPHook:
         self._arrived: list[_Arrived] = []
         self._layout: list[tuple[int, ...]] = []
         self._found: list[tuple[Sequence[int], Tensor]] = []  # counts of NaN and infinite entries, not yet read
-        self._steady = False
+        self._steady, self._alike = False, 0  # how many passes in a row have had the layout of the one before
         self._exchange: Exchange | None = None
         self._saved: dict[str, Any] | None = None
 
@@ -136,7 +141,10 @@ class DDPHook:
         """Start the exchange of the DDP bucket at ``position``."""
         arrived = self._arrived[position]
         if arrived.layout != self._layout[position]:
-            raise UsageError("DistributedDataParallel changed its buckets in the middle of training: make a new hook")
+            if position == 0:  # nothing of this pass was sent: as long as buckets change, all wait for the last one
+                self._steady = False
+                return
+            raise UsageError("DistributedDataParallel changed its buckets in the middle of a backward pass")
         assert self._exchange is not None
         if position == 0:
             self._scale.read()
@@ -157,11 +165,11 @@ class DDPHook:
         """All buckets are there: start those that were not, decide together, and give DDP the averages."""
         layout = [arrived.layout for arrived in self._arrived]
         if not self._steady:
-            # DDP makes its first buckets anew after the first backward pass; from two equal passes on they stay.
-            if layout != self._layout:
+            # DDP makes its first buckets anew after the first backward pass, or with a static graph after the second.
+            self._alike = self._alike + 1 if layout == self._layout else 0
+            if not self._alike:
                 self._build(layout)
-            elif self._policy.clipping.norm is None:
-                self._steady = True
+            self._steady = self._alike >= 2 and self._policy.clipping.norm is None
             self._start_all()
         assert self._exchange is not None
         self._note_nonfinite()

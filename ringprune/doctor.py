@@ -49,8 +49,16 @@ thread = levels.get(MPI.Query_thread(), "multiple")
 print(json.dumps({"version": mpi4py.__version__, "library": library, "thread": thread}))
 """,
     "native": """
-import json, ringprune.ops as ops
-print(json.dumps({"backend": ops.backend(), "build": ops.native_build()}))
+import json, torch, ringprune.ops as ops
+refused = []
+for i in range(torch.cuda.device_count() if ops.backend() == "native+cuda" else 0):
+    try:
+        ops.square_sum([torch.ones(2, device=f"cuda:{i}")]).cpu()
+    except Exception as error:
+        major, minor = torch.cuda.get_device_capability(i)
+        refused.append({"capability": f"{major}.{minor}", "why": str(error).partition("\\n")[0]})
+        break
+print(json.dumps({"backend": ops.backend(), "build": ops.native_build(), "refused": refused}))
 """,
     "numba": """
 import json, numba
@@ -213,6 +221,11 @@ def _native(answer: dict[str, Any], torch: dict[str, Any]) -> list[Finding]:
     if os.environ.get("RINGPRUNE_NATIVE") == "off":
         return [Finding("native CPU", False, "left alone: RINGPRUNE_NATIVE=off is set", "unset RINGPRUNE_NATIVE")]
     cpu = Finding("native CPU", has_cpu, build, "" if has_cpu else REBUILD)
+    if has_cuda and answer["refused"]:
+        first = answer["refused"][0]
+        why = f"built, and does not run on this GPU (compute capability {first['capability']}): {first['why']}"
+        mend = f"TORCH_CUDA_ARCH_LIST={first['capability']} RINGPRUNE_BUILD=cuda {REBUILD}"
+        return [cpu, Finding("native CUDA", False, why, mend)]
     if has_cuda:
         return [cpu, Finding("native CUDA", True, "built")]
     if torch.get("cuda"):

@@ -6,9 +6,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ringprune import momentum
+from ringprune import momentum, ops
+from ringprune.checkpoint import Origin
 from ringprune.embedding import any_embeddings
-from ringprune.errors import UsageError
+from ringprune.errors import NonFiniteGradientError, UsageError
 from ringprune.mode import Mode, Parts
 from ringprune.packing import no_rows
 from ringprune.plan import Bucket
@@ -173,6 +174,7 @@ class GradientMode(Mode):
         try:
             if made:
                 self._unscale_rows(self.scale.value)
+                self._check_halves()
             else:
                 self._verdict.raise_or_skip()
                 self.metrics.skipped_steps += 1
@@ -233,6 +235,19 @@ class GradientMode(Mode):
         for param, output in zip(self.params, outputs, strict=True):
             if param.grad is not output:
                 param.grad = output
+
+    def _check_halves(self) -> None:
+        """Averages are float32, and the same on all ranks; what float16 cannot hold of them all ranks refuse."""
+        halves = [(s, p.grad) for s, p in zip(self._specs, self.params, strict=True) if p.dtype == torch.float16]
+        held = [(spec, grad) for spec, grad in halves if grad is not None and not grad.is_sparse]
+        counts = ops.count_nonfinite([grad for _, grad in held]).tolist() if held else []
+        for (spec, _), count in zip(held, counts, strict=True):
+            if count:
+                raise NonFiniteGradientError(
+                    f"the average of {spec.name!r} is beyond float16 in {count} of {spec.numel} entries, though every "
+                    "rank's gradient was finite: what was kept back has added up. The step was not made; keep the "
+                    "parameters in float32, under torch.autocast, or send more of them"
+                )
 
     def close(self) -> None:
         """Stop watching the parameters."""
@@ -346,14 +361,14 @@ class GradientMode(Mode):
         state = self.state()
         for spec, packed in zip(self._specs, self._packed, strict=True):
             if packed and spec.name not in with_momentum:
-                state[spec.name].pop("momentum", None)
+                state.get(spec.name, {}).pop("momentum", None)  # a rank whose node another one speaks for has none
         return state
 
-    def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], step: int, local_steps: int) -> None:
-        """The state was overwritten from a checkpoint made after ``step`` exchanges."""
-        super().resumed(saved, step, local_steps)
+    def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], origin: Origin) -> None:
+        """The state was overwritten from the checkpoint that ``origin`` tells about."""
+        super().resumed(saved, origin)
         if self._momentum is not None:
-            self._momentum.resumed({name for name, kinds in saved.items() if "momentum" in kinds}, step)
+            self._momentum.resumed({name for name, kinds in saved.items() if "momentum" in kinds}, origin.step)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Everything a checkpoint must hold besides the wrapped optimizer's state, as views by parameter name."""

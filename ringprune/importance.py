@@ -57,7 +57,8 @@ class Ratio:
 
     def __post_init__(self) -> None:
         real_number("damping", self.damping, least=0)
-        real_number("eps", self.eps, above=0)
+        # The kernels add it in float32: below the smallest number it would be zero, and 0 / 0 the largest score.
+        real_number("eps", self.eps, least=torch.finfo(torch.float32).tiny)
 
     def parameters(self, rms: Tensor) -> list[float]:
         """What is added to the weights of each tensor."""

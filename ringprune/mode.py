@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ringprune import ops
 from ringprune.backward import Backward
+from ringprune.checkpoint import Origin
 from ringprune.comm.communicator import Communicator, Nodes
 from ringprune.drift import Drift
 from ringprune.embedding import ShardedEmbedding
@@ -298,9 +299,9 @@ class Mode(ABC):
         """:meth:`state`, with what is there at some times only where ``saved`` has it."""
         return self.state()
 
-    def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], step: int, local_steps: int) -> None:
-        """The state was overwritten from a checkpoint made after ``step`` exchanges and some local steps."""
-        self.exchange.resumed(step)
+    def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], origin: Origin) -> None:
+        """The state was overwritten from the checkpoint that ``origin`` tells about."""
+        self.exchange.resumed(origin.step, flushed=origin.flushed)
 
 
 def _entries(grad: Tensor) -> Tensor:

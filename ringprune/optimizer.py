@@ -228,16 +228,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         elif not mode.backward.touched and arguments.called_by_horovod_broadcast():
             mode.initialise()
         else:
-            try:
+            self._share()  # load_state_dict() of the wrapped optimizer gives it new groups
+            with mode.scale.inside(self):
                 if isinstance(mode, GradientMode):
                     self._step(mode)
                 else:
                     self._step_locally(mode)
-            except RingPruneError:
-                # GradScaler.step removes these only after a step that went well.
-                for name in ("grad_scale", "found_inf"):
-                    self.__dict__.pop(name, None)
-                raise
         return loss
 
     def _step(self, mode: GradientMode) -> None:
@@ -306,6 +302,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             mode.idle("set_backward_passes_per_step()")
             mode.backward.passes = whole_number("passes", passes, 1)
             mode.backward.reset()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Refused: a copy would have neither hooks nor communicator."""
+        raise UsageError("a DistributedOptimizer is neither copied nor pickled: save its state_dict()")
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused after construction: the ranks have agreed on what they exchange."""
@@ -387,7 +387,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._share()
         if mode is not None:
             checkpoint.copy(entries, mode.state_like(entries))
-            mode.resumed(entries, origin.step, origin.local_steps)
+            mode.resumed(entries, origin)
             self._flushed = origin.flushed
 
     def close(self) -> None:

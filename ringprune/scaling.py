@@ -4,13 +4,14 @@
 them. With a scaler the wrapper divides by the scale as gradients enter the residual.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ringprune.errors import ArgumentTypeError
+from ringprune.errors import ArgumentTypeError, RingPruneError
 
 __all__ = ["LossScale"]
 
@@ -58,16 +59,32 @@ class LossScale:
             for param in params:
                 param.grad = torch.full_like(param, float("inf"))
 
-    def tell(self, optimizer: torch.optim.Optimizer) -> None:
-        """Inside ``GradScaler.step``, which has looked at this rank's gradients: some rank's overflowed.
+    @contextmanager
+    def inside(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Around the wrapper's step, which ``GradScaler.step`` may have called.
 
-        A rank may have no gradient that could show it, where it owns none of the rows that did.
+        ``GradScaler.update`` insists on a record of what was found in the gradients, and a rank without a batch, or
+        without a row, has none that could be looked at. What the scaler leaves in the optimizer it removes only after a
+        step that went well.
         """
-        if self._scaler is None or not self.enabled:
-            return
-        found = self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        if not found:
+        if hasattr(optimizer, "grad_scale") and self.enabled and not self._found(optimizer):
             device = next((p.device for group in optimizer.param_groups for p in group["params"]), torch.device("cpu"))
-            found[device] = torch.zeros((), device=device)
-        for flag in found.values():
+            self._found(optimizer)[device] = torch.zeros((), device=device)
+        try:
+            yield
+        except RingPruneError:
+            for name in ("grad_scale", "found_inf"):
+                optimizer.__dict__.pop(name, None)
+            raise
+
+    def tell(self, optimizer: torch.optim.Optimizer) -> None:
+        """Inside ``GradScaler.step``, :meth:`inside`: some rank's gradients overflowed."""
+        for flag in self._found(optimizer).values():
             flag.fill_(1.0)
+
+    def _found(self, optimizer: torch.optim.Optimizer) -> dict[torch.device, Tensor]:
+        """What the scaler has found in an optimizer's gradients, by device."""
+        if self._scaler is None or not self.enabled:
+            return {}
+        found: dict[torch.device, Tensor] = self._scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        return found

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from ringprune.checkpoint import Origin
 from ringprune.errors import UsageError
 from ringprune.local_steps import LocalSteps, OuterStep
 from ringprune.mode import Mode, Parts
@@ -252,7 +253,8 @@ class UpdateMode(Mode):
         averages = [torch.zeros_like(shared) for shared in self._shared]
         self.exchange.flush(averages)
         with torch.no_grad():
-            torch._foreach_sub_(self._shared, averages, alpha=self._choice.outer_lr)
+            if averages:  # else everything that is trained is exchanged elsewhere
+                torch._foreach_sub_(self._shared, averages, alpha=self._choice.outer_lr)
         if self._momentum is not None:
             self._momentum.exchanged_all()
         self._restore()
@@ -315,12 +317,12 @@ class UpdateMode(Mode):
                 state[name]["own"] = own
         return state
 
-    def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], step: int, local_steps: int) -> None:
+    def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], origin: Origin) -> None:
         """The state was overwritten from a checkpoint; between intervals the parameters become the shared weights."""
-        super().resumed(saved, step, local_steps)
-        self._local_steps, self._started, self._averaged = local_steps, True, True
-        self._saw_gradient = local_steps > 0
-        if not local_steps:
+        super().resumed(saved, origin)
+        self._local_steps, self._started, self._averaged = origin.local_steps, True, True
+        self._saw_gradient = origin.local_steps > 0
+        if not origin.local_steps:
             self._restore_weights()
 
 

@@ -96,8 +96,18 @@ def test_a_torch_with_cuda_and_a_library_without_is_told(monkeypatch: pytest.Mon
     assert "H200" in found["torch"].found
     assert found["native CUDA"].found.startswith("not built: operations on GPUs run in torch, slowly")
     assert "RINGPRUNE_BUILD=cuda pip install" in found["native CUDA"].mend
-    both = findings(monkeypatch, torch=cuda, native={"backend": "native+cuda", "build": "built for torch 2.13.0"})
-    assert both["native CUDA"].ok
+    built = {"backend": "native+cuda", "build": "built for torch 2.13.0", "refused": []}
+    assert findings(monkeypatch, torch=cuda, native=built)["native CUDA"].ok
+
+
+def test_a_gpu_that_nothing_was_compiled_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said "built", and training ended with "no kernel image is available" at the first op."""
+    refused = [{"capability": "7.0", "why": "CUDA error: no kernel image is available for execution on the device"}]
+    native = {"backend": "native+cuda", "build": "built for torch 2.13.0", "refused": refused}
+    found = findings(monkeypatch, native=native)["native CUDA"]
+    assert not found.ok
+    assert "compute capability 7.0" in found.found and "no kernel image" in found.found
+    assert found.mend.startswith("TORCH_CUDA_ARCH_LIST=7.0 RINGPRUNE_BUILD=cuda pip install")
 
 
 def test_a_library_that_is_not_in_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,14 @@
 
 import ast
 import importlib
+import importlib.util
 import os
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -211,6 +212,73 @@ def test_make_alone_lists_its_targets() -> None:
     done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
     for target in ("demo", "test", "lint", "format", "clean"):
         assert f"make {target} " in done.stdout
+
+
+def setup_py(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """setup.py, loaded without building anything."""
+    monkeypatch.setenv("RINGPRUNE_BUILD", "none")
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    spec = importlib.util.spec_from_file_location("ringprune_setup", ROOT / "setup.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def toolkit(folder: Path, release: str | None) -> Path:
+    """A folder like that of a CUDA toolkit; ``release`` None: of an image to run in, without a compiler."""
+    (folder / "bin").mkdir(parents=True)
+    if release:
+        nvcc = folder / "bin" / "nvcc"
+        nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.88'\n")
+        nvcc.chmod(0o755)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        (None, r"needs? a CUDA toolkit \(nvcc, CUDA_HOME\)"),
+        ("12.4", "needs? the CUDA toolkit 13 that torch is built for, where nvcc is 12.4"),
+        ("13.2", None),
+    ],
+)
+def test_auto_builds_for_cuda_only_where_nvcc_can(
+    release: str | None,
+    words: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A CUDA folder without nvcc, or of another release, ended the whole installation."""
+    setup = setup_py(monkeypatch)
+    home = str(toolkit(tmp_path, release))
+    extension = SimpleNamespace(CUDA_HOME=home)
+    torch = SimpleNamespace(
+        __version__="2.13.0", version=SimpleNamespace(cuda="13.0"), utils=SimpleNamespace(cpp_extension=extension)
+    )
+    assert setup.wants_cuda("auto", torch) == (words is None)
+    assert not setup.wants_cuda("cpu", torch)
+    if words is None:
+        assert setup.wants_cuda("cuda", torch)
+        return
+    assert re.search(words, capsys.readouterr().err)
+    with pytest.raises(SystemExit, match=f"RINGPRUNE_BUILD=cuda {words}"):
+        setup.wants_cuda("cuda", torch)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_torch_of_the_system_counts_where_the_environment_lets_it_in(
+    shared: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The library was left out in environments with --system-site-packages, as clusters and NGC images have them."""
+    setup = setup_py(monkeypatch)
+    (tmp_path / "pyvenv.cfg").write_text(f"home = /usr/bin\ninclude-system-site-packages = {str(shared).lower()}\n")
+    monkeypatch.setattr(setup.sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(setup.sys, "base_prefix", "/base")
+    folders = setup.site_folders()
+    assert any(folder.startswith("/base/") for folder in folders) == shared
+    assert (setup.site.getusersitepackages() in folders) == shared
 
 
 @pytest.mark.parametrize(("mode", "words"), [("gpu", "auto, cpu, cuda, none"), ("cuda", "a CUDA toolkit")])

@@ -16,12 +16,7 @@ void put(at::TensorList outputs, const at::Tensor& indices, const at::Tensor& va
   check_dtypes(kOp, "outputs", outputs);
   check_flat({kOp, "values"}, values, at::kFloat, indices.numel());
   check_indices(kOp, indices, numel);
-  check_apart(kOp, "outputs", outputs);
-  for (size_t i = 0; i < outputs.size(); ++i) {
-    const Name name{kOp, "outputs", static_cast<int64_t>(i)};
-    check_overlap(name, outputs[i], {kOp, "indices"}, indices);
-    check_overlap(name, outputs[i], {kOp, "values"}, values);
-  }
+  check_put_apart(kOp, outputs, indices, values);
 
   const int32_t* index = indices.const_data_ptr<int32_t>();
   const int32_t* index_end = index + indices.numel();

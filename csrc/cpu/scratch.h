@@ -1,4 +1,6 @@
 // Memory for what a kernel needs only while it runs, kept for the next call: fresh pages cost more than the work.
+//
+// A block that many calls in a row have hardly used is given back: warm-up's dense steps are over at some time.
 
 #pragma once
 
@@ -15,6 +17,9 @@ namespace ringprune {
 // A buffer of the process's pool for as long as this lives; each thread that asks at the same time gets its own.
 class Scratch {
  public:
+  // More calls than a step has buckets: where one of them is large, it uses its block once a step.
+  static constexpr int kPatience = 256;
+
   // What taking `count` numbers uses up: pieces start at cache lines.
   template <class T>
   static constexpr size_t bytes_for(size_t count) {
@@ -33,6 +38,8 @@ class Scratch {
     if (block_.size < bytes) block_ = {std::unique_ptr<std::byte[]>(new std::byte[bytes]), bytes};
   }
   ~Scratch() {
+    block_.hardly_used = bytes_ < block_.size / 4 ? block_.hardly_used + 1 : 0;
+    if (block_.hardly_used >= kPatience) return;
     const std::lock_guard lock(mutex());
     pool().push_back(std::move(block_));
   }
@@ -55,6 +62,7 @@ class Scratch {
   struct Block {
     std::unique_ptr<std::byte[]> data;
     size_t size = 0;
+    int hardly_used = 0;  // calls in a row that needed less than a quarter of it
   };
   static std::mutex& mutex() {
     static std::mutex* one = new std::mutex;  // never destroyed: threads may outlive main

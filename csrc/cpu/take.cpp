@@ -20,11 +20,7 @@ at::Tensor take(const at::Tensor& residual, const std::optional<at::Tensor>& vel
   if (velocity) check_flat({kOp, "velocity"}, *velocity, at::kFloat, numel);
   check_offsets(kOp, offsets, numel);
   check_indices(kOp, indices, numel);
-  check_overlap({kOp, "residual"}, residual, {kOp, "indices"}, indices);
-  if (velocity) {
-    check_overlap({kOp, "velocity"}, *velocity, {kOp, "residual"}, residual);
-    check_overlap({kOp, "velocity"}, *velocity, {kOp, "indices"}, indices);
-  }
+  check_take_apart(kOp, residual, velocity, indices);
 
   const int64_t count = indices.numel();
   const int32_t* index = indices.const_data_ptr<int32_t>();

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-GPUS = {80: ["sm_80"], 90: ["sm_90"], 100: ["sm_100", "compute_100"]}  # setup.py: GPUS; the last is PTX
+GPUS = {75: ["sm_75"], 80: ["sm_80"], 90: ["sm_90"], 100: ["sm_100", "compute_100"]}  # of setup.py; the last is PTX
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"]
 NVCC = ["-O3", "-std=c++20", "-fmad=false", "-Werror", "all-warnings", "-Xcompiler", ",".join(["-fPIC", *WARNINGS])]
 HOST = ["g++", "-fsyntax-only", "-O3", "-std=c++20", "-ffp-contract=off", "-fopenmp", *WARNINGS]

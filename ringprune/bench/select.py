@@ -1,12 +1,10 @@
 """``ringprune bench select``: its options, and what it prints."""
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -90,25 +88,12 @@ def _run(options: argparse.Namespace) -> int:
     except RingPruneError as error:
         print(f"ringprune bench select: {error}", file=sys.stderr)
         return 2
-    _write(rows, options.json)
+    table.write_rows(rows, options.json)
     if stopped:
         done = "these are the cases that were done" if rows else "before any case was done; no rows are written"
         print(f"stopped: {done}", file=sys.stderr)
         return INTERRUPTED
     return 0 if all(row["exact"] for row in rows) else 1
-
-
-def _write(rows: list[dict[str, Any]], to: str | None) -> None:
-    """Rows for programs; a file of an earlier run stays where there are none, and is never seen half written."""
-    if to is None or not rows:
-        return
-    text = json.dumps(rows, indent=1)
-    if to == "-":
-        print(text)
-        return
-    new = Path(f"{to}.new")
-    new.write_text(text + "\n")
-    new.replace(to)
 
 
 def _rows(options: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:

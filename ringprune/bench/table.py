@@ -1,11 +1,13 @@
-"""Rows as a table for people, and a bar that shows how far the measuring is."""
+"""Rows as a table for people or in a file for programs, and a bar that shows how far the measuring is."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-__all__ = ["bar", "plain", "print_table", "show"]
+__all__ = ["bar", "plain", "print_table", "show", "write_rows"]
 
 Row = dict[str, Any]
 
@@ -118,3 +120,21 @@ def bar(total: int) -> Iterator[Callable[[str, int, float], None]]:
             shown.update(number + min(share, 1.0) - shown.n)
 
         yield move
+
+
+def write_rows(rows: Sequence[Row], to: str | None) -> None:
+    """Rows for programs; a file of an earlier run stays where there are none, and is never seen half written.
+
+    Args:
+        rows: what was measured.
+        to: a file, ``-`` for standard output, or None for nowhere.
+    """
+    if to is None or not rows:
+        return
+    text = json.dumps(rows, indent=1)
+    if to == "-":
+        print(text)
+        return
+    new = Path(f"{to}.new")
+    new.write_text(text + "\n")
+    new.replace(to)

@@ -1,9 +1,7 @@
 """``ringprune bench wire``: what coding and decoding messages costs, against the selection that makes them."""
 
 import argparse
-import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from torch import Tensor
 from ringprune import ops, wire
 from ringprune.bench import machine, table
 from ringprune.bench.stopwatch import Times, stopwatch
+from ringprune.readers import at_least, target
 
 __all__ = ["add_command", "rows"]
 
@@ -42,9 +41,11 @@ COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
 def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add ``wire`` to ``ringprune bench``."""
     parser = commands.add_parser("wire", help="what coding and decoding messages costs", description=DESCRIPTION)
-    parser.add_argument("--threads", type=int, metavar="N", help="CPU threads; as many as there are cores")
+    parser.add_argument("--threads", type=at_least(1), metavar="N", help="CPU threads; as many as there are cores")
     parser.add_argument("--quick", action="store_true", help="a hundredth of the items: to see that it works")
-    parser.add_argument("--json", metavar="FILE", help="write the rows to FILE for programs; - is standard output")
+    parser.add_argument(
+        "--json", type=target, metavar="FILE", help="write the rows to FILE for programs; - is standard output"
+    )
     parser.set_defaults(run=_run)
 
 
@@ -58,12 +59,7 @@ def _run(options: argparse.Namespace) -> int:
     if people:
         table.print_table(COLUMNS, measured)
         print("\n/ fused  encode and decode over the fused step on all entries; * too few undisturbed times")
-    if options.json is not None:
-        text = json.dumps(measured, indent=1)
-        if people:
-            Path(options.json).write_text(text + "\n")
-        else:
-            print(text)
+    table.write_rows(measured, options.json)
     return 0
 
 

@@ -29,14 +29,29 @@ class AheadLane(PackedLane):
     def __init__(self, bucket: Bucket, setting: Setting) -> None:
         super().__init__(bucket, setting)
         self._chosen_for: int | None = None
+        self._empty = True  # no step since the start or a flush: the residual has nothing to choose by
 
     def look_ahead(self, step: int) -> None:
         """Stages 2 to 4 of ``step`` on the residual and the weights as they are, which are those of the step before."""
-        if step and sent_whole(self._setting.policy.density.at(step - 1)):
-            return  # nothing is left over to choose by
+        self._empty = False
+        if self._had_sent_all(step):
+            return
         self._choose(step)
         self._chosen_for = step
         self._send(step)
+
+    def _had_sent_all(self, step: int) -> bool:
+        """Whether the exchange before ``step`` has left nothing over to choose by; the same on all ranks."""
+        return step > 0 and sent_whole(self._setting.policy.density.at(step - 1))
+
+    def flush(self, outputs: Sequence[Tensor]) -> None:
+        """Send residual and velocity whole."""
+        super().flush(outputs)
+        self._empty = True
+
+    def resumed(self, *, flushed: bool) -> None:
+        """The state is that of a checkpoint."""
+        self._empty = flushed
 
     def _choose(self, step: int) -> None:
         """Stages 2 and 3 on what the steps before have left over."""
@@ -57,9 +72,9 @@ class AheadLane(PackedLane):
 
     def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
         if self._chosen_for != step:
-            # At the start, after a checkpoint and after a step that was not made. Without a residual there is nothing
-            # to choose by but the gradient; only roots choose, so that this rank may decide by its own.
-            if not bool(self.residual.residual.any()):
+            # At the start, after a checkpoint and after a step that was not made. Where steps may have left something
+            # over it is chosen as look_ahead() would have, also from a residual that happens to hold nothing.
+            if self._empty or self._had_sent_all(step):
                 return super()._begin(step, corrected, correction)
             self._choose(step)
         self._chosen_for = None

@@ -364,11 +364,12 @@ class Exchange:
                 state[spec.name] = flat
         return state
 
-    def resumed(self, step: int) -> None:
+    def resumed(self, step: int, *, flushed: bool = False) -> None:
         """The state was overwritten from a checkpoint made after ``step`` exchanges; check again before going on."""
         self.forget()
-        self.step = step
-        self.checked = False
+        self.step, self.checked = step, False
+        for lane in self._lanes:
+            lane.resumed(flushed=flushed or not step)
 
 
 def _kind(bucket: Bucket, policy: Policy) -> type[PackedLane | RoundedLane | DenseLane | RowsLane]:

@@ -151,6 +151,9 @@ class Lane(ABC):
     def forget(self) -> None:  # noqa: B027 - most lanes have begun nothing
         """Forget what was begun ahead; on all ranks."""
 
+    def resumed(self, *, flushed: bool) -> None:  # noqa: B027 - most lanes have it in their state
+        """The state is that of a checkpoint; ``flushed``: of no step yet, or all was sent after the last one."""
+
     def settle(self) -> None:  # noqa: B027 - most lanes have nothing under way then
         """After :meth:`finish` of all lanes: wait for what that has started."""
 

@@ -89,6 +89,11 @@ class NodeLane(Lane):
         if self.between is not None:
             self.between.forget()
 
+    def resumed(self, *, flushed: bool) -> None:
+        """As the lane between the nodes."""
+        if self.between is not None:
+            self.between.resumed(flushed=flushed)
+
     def abandon(self) -> None:
         """Wait for the last message and forget it; the state is as it was before."""
         if self.between is not None:

@@ -2,7 +2,8 @@
 
 A bucket's state is flat: the entries of its tensors one after another, with a table of T + 1 offsets. State is
 float32; gradients and weights may be float32, float16 or bfloat16. Whoever computes, the bits are the same. Positions
-are int32, so a bucket has fewer than 2**31 entries. On CUDA nothing waits for the device.
+are int32, so a bucket has fewer than 2**31 entries. On CUDA nothing waits for the device, where the compiled library
+has kernels for it; torch's own operations look at the indices first.
 """
 
 from ringprune.ops.accumulate import accumulate

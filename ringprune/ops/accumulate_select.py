@@ -148,6 +148,7 @@ def check_accumulate_select(
     check_score(op, score)
     check_numbers(op, "parameters", parameters, len(grads), low=0.0)
     check_counts(op, counts, [grad.numel() for grad in grads])
+    check_tensors(op, "hints.keys", [hints], (torch.int32,), device=device)  # that it is contiguous, before the view
     check_flat(op, "hints.keys", hints.view(-1), torch.int32, device=device, numel=2 * len(grads))
     check_flat(op, "hints.tally", tally, torch.int64, device=device, numel=len(TALLY))
 

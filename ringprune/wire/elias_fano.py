@@ -24,6 +24,7 @@ Array: TypeAlias = Any
 Number: TypeAlias = Any
 Flag: TypeAlias = Any
 
+LARGEST = np.int64(2**31 - 1)
 PARALLEL = 1 << 17
 """Positions from which two threads share the work, if torch may use two."""
 
@@ -137,7 +138,7 @@ def _count(words: Array) -> Number:
 def _read(highs: Array, bits_before: Number, first: Number, lows: Array, width: Number, positions: Array) -> Flag:
     """Write the positions coded by ``highs``, before which there are ``bits_before`` bits, ``first`` of them set.
 
-    False unless they are as many as there is room for, and ascend.
+    False unless they are as many as there is room for, ascend, and fit into int32.
     """
     low_mask, bits, wanted = np.uint64((1 << width) - 1), np.uint64(width), np.uint64(positions.size)
     # Unsigned throughout: an index that may be negative costs numba a branch.
@@ -164,4 +165,4 @@ def _read(highs: Array, bits_before: Number, first: Number, lows: Array, width: 
             count += np.uint64(1)
             word &= word - np.uint64(1)
         base += np.uint64(64)
-    return ascending and count == wanted
+    return ascending and count == wanted and last <= LARGEST  # beyond it int32 has cut it, to a negative one

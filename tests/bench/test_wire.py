@@ -23,3 +23,19 @@ def test_rows_cover_every_format_and_tell_the_bits_of_the_formula() -> None:
 def test_the_command_writes_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "wire", "--quick", "--json", "-"]) == 0
     assert {row["what"] for row in json.loads(capsys.readouterr().out)} == {"indices", "values"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--threads", "0"], "'0': a whole number of at least 1"),
+        (["--threads", "-1"], "'-1': a whole number of at least 1"),
+        (["--json", "missing/rows.json"], "a file in a folder that exists"),
+    ],
+)
+def test_wrong_arguments_are_named_before_measuring(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["bench", "wire", *arguments])
+    assert complaint in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """Memory that is not there, or is written while it is read: every kernel refuses it. Found by ``make fuzz``."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -59,6 +61,42 @@ def test_memory_given_back_is_refused(call: Callable[[Tensor], object], left: in
     """It was read all the same, and the process died."""
     with pytest.raises(ConfigurationError, match=f"needs 20 bytes and its storage has {4 * left}"):
         call(given_back(5, left))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_a_tensor_between_two_entries_of_memory_is_refused(call: Callable[[Tensor], object]) -> None:
+    """Torch computes with it; kernels that write past the cache did not survive it."""
+    between = torch.frombuffer(bytearray(24), dtype=torch.float32, offset=1, count=5)
+    with pytest.raises(ConfigurationError, match="starts between two entries of memory"):
+        call(between)
+
+
+DENSE_THEN_SPARSE = """
+import resource, torch
+from ringprune import ops
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+
+torch.set_num_threads(1)
+entries = 1 << 22
+residual = torch.randn(entries)
+before = resident()
+ops.select(residual, [0, entries], [entries * 3 // 5])
+grown = resident() - before
+for _ in range(300):
+    ops.select(residual[:1000], [0, 1000], [10])
+print(entries, grown, resident() - before)
+"""
+
+
+def test_memory_of_dense_steps_is_given_back() -> None:
+    """What one step of warm-up needed stayed with the process for good."""
+    command = [sys.executable, "-c", DENSE_THEN_SPARSE]  # a process of its own: this one's memory was used before
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    entries, grown, left = map(int, done.stdout.split())
+    assert grown > 2 * entries, "else there is nothing to give back"
+    assert left < grown / 4
 
 
 def test_a_part_of_a_storage_is_enough() -> None:

@@ -189,3 +189,16 @@ def test_long_messages_are_coded_at_the_end_of_a_process_too() -> None:
     """Python starts no work in its pools any more when exit handlers run: it raised on one rank, and others waited."""
     job = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, timeout=120, check=True)
     assert job.stdout.split() == ["encoded", "encoded"], job.stderr
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_position_beyond_int32_is_refused(count: int) -> None:
+    """It was cut to a negative one before it was compared with the bucket's size."""
+    numel = 2**31 - 6
+    code = index_code(count, numel, "elias-fano")
+    highs, lows = np.zeros(8, np.uint64), np.zeros(8, np.uint64)
+    beyond = (1 << 31) >> code.width
+    for i in range(count):
+        bit = beyond + 2 * i
+        highs[bit // 64] |= np.uint64(1) << np.uint64(bit % 64)
+    assert not read_elias_fano(highs, lows, code.width, numel, np.zeros(count, np.int32))

@@ -18,6 +18,7 @@ void put(at::TensorList outputs, const at::Tensor& indices, const at::Tensor& va
   check_flat({kOp, "values"}, values, at::kFloat, indices.numel(), device);
   check_flat({kOp, "indices"}, indices, at::kInt, indices.numel(), device);
   check_positions(kOp, numel);
+  check_put_apart(kOp, outputs, indices, values);
 
   const Session session(values);
   HostTable<Output> table(outputs.size());

@@ -20,6 +20,7 @@ at::Tensor take(const at::Tensor& residual, const std::optional<at::Tensor>& vel
   check_offsets(kOp, offsets, numel);
   check_flat({kOp, "indices"}, indices, at::kInt, count, device);
   check_positions(kOp, numel);
+  check_take_apart(kOp, residual, velocity, indices);
 
   const Session session(residual);
   at::Tensor values = session.empty(count, at::kFloat), bounds;

@@ -39,6 +39,19 @@ def dense_is_plain_ddp(comm: rp.comm.Communicator) -> None:
     assert torch.allclose(got, expected, atol=1e-5)
 
 
+def a_static_graph_changes_its_buckets_late(comm: rp.comm.Communicator) -> None:
+    """One pass later than otherwise: the hook took itself for steady, and said "make a new hook"."""
+    results = []
+    for hooked in (False, True):
+        model = make_model()
+        ddp = DistributedDataParallel(model, bucket_cap_mb=0.005, static_graph=True)
+        if hooked:
+            ddp.register_comm_hook(None, rp.ddp_hook(rp.Dense()))
+        results.append(train(ddp, comm.rank, 8))
+    assert torch.allclose(*results, atol=1e-5)
+    assert comm.size > 2 or same_bytes(*results)
+
+
 def a_policy_is_what_the_wrapper_makes_of_it(comm: rp.comm.Communicator) -> None:
     """Same roots and scores; only the buckets differ, and with them whom a step's root is: so all ranks are roots."""
     policy = rp.IWP(0.05, roots="all", correction="global")
@@ -158,6 +171,7 @@ def other_layouts_of_memory(comm: rp.comm.Communicator) -> None:
 
 CHECKS = (
     dense_is_plain_ddp,
+    a_static_graph_changes_its_buckets_late,
     a_policy_is_what_the_wrapper_makes_of_it,
     resuming_equals_not_stopping,
     other_checkpoints_are_refused,

@@ -1,0 +1,154 @@
+"""Bugs of checkpoints, scalers and copies that were found, each with its story."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ringprune as rp
+from tests.training import batches, loss_of, make_model, run, same_bytes, sgd, weights, wrap
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_rank_that_another_speaks_for_resumes_with_momentum(flushed: bool) -> None:
+    """Without weight decay such a rank keeps nothing of a parameter, and looked for its momentum there: KeyError."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.IWP(0.1), hierarchical=True)
+        run(model, optimizer, comm.rank, 3)
+        if flushed:
+            optimizer.flush()
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        run(model, optimizer, comm.rank, 3, start=3)
+        again = make_model()
+        resumed = wrap(again, comm.duplicate(), rp.IWP(0.1), hierarchical=True)
+        for part, state in zip((again, resumed), saved, strict=True):
+            part.load_state_dict(state)
+        run(again, resumed, comm.rank, 3, start=3)
+        assert same_bytes(weights(again), weights(model))
+
+    rp.simulate(4, rank, ranks_per_node=2)
+
+
+@pytest.mark.parametrize("policy", [rp.IWP(0.1), rp.IWP(0.1, local_steps=2)], ids=["gradients", "local steps"])
+def test_a_rank_without_a_batch_keeps_up_under_a_scaler(policy: rp.Policy) -> None:
+    """GradScaler.update() insists on having looked at a gradient, and raised on that rank alone."""
+
+    def rank(comm: rp.comm.Communicator) -> tuple[Tensor, float]:
+        model, scaler = make_model(), torch.amp.GradScaler("cpu", init_scale=64.0)
+        optimizer = wrap(model, comm, policy, scaler=scaler)
+        for step, batch in enumerate(batches(comm.rank, 4)):
+            optimizer.zero_grad()
+            scaler.scale(torch.zeros(()))
+            if step != 1 or comm.rank == 0:
+                scaler.scale(loss_of(model, batch)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert optimizer.stats()["skipped_steps"] == 0
+        return weights(model), scaler.get_scale()
+
+    (one, scale), (other, other_scale) = rp.simulate(2, rank)
+    assert same_bytes(one, other) and scale == other_scale == 64.0
+
+
+def test_what_adds_up_beyond_float16_is_told_on_all_ranks() -> None:
+    """Every gradient was finite, so nobody looked: the sum of a hundred of them made the weight infinite."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        weight = nn.Parameter(torch.ones(64, 64, dtype=torch.float16))
+        optimizer = rp.DistributedOptimizer(
+            torch.optim.SGD([weight], lr=1e-6), [("weight", weight)], policy=rp.IWP(0.01), comm=comm
+        )
+        with pytest.raises(rp.NonFiniteGradientError, match=r"'weight' is beyond float16 in \d+ of 4096 entries"):
+            for _ in range(200):
+                optimizer.zero_grad()
+                (weight * 700).sum().backward()
+                optimizer.step()
+        assert optimizer.stats()["steps"] > 50
+        assert bool(torch.isfinite(weight).all())
+
+    rp.simulate(2, rank)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_look_ahead_resumes_to_the_bit_where_nothing_was_left_over(flushed: bool) -> None:
+    """A bucket that no step had used yet was chosen by its gradient after a resume, and by its residual without."""
+    later = 3  # the step from which on the second tensor is used
+
+    def start(comm: Any) -> tuple[nn.ParameterList, rp.DistributedOptimizer]:
+        params = nn.ParameterList([torch.arange(1.0, 101.0).view(10, 10) for _ in range(2)])
+        policy = rp.IWP(0.1, min_numel=1, lookahead=True)
+        optimizer = torch.optim.SGD(params.parameters(), lr=0.1)
+        named = list(params.named_parameters())
+        return params, rp.DistributedOptimizer(optimizer, named, policy=policy, comm=comm, bucket_bytes=400)
+
+    def go_on(params: nn.ParameterList, optimizer: rp.DistributedOptimizer, begin: int, end: int) -> None:
+        for step in range(begin, end):
+            generator = torch.Generator().manual_seed(step)
+            optimizer.zero_grad()
+            used = params if step >= later else [params[0]]
+            torch.stack([(p * torch.randn(10, 10, generator=generator)).sum() for p in used]).sum().backward()
+            optimizer.step()
+
+    def rank(comm: Any) -> None:
+        params, optimizer = start(comm)
+        go_on(params, optimizer, 0, later)
+        if flushed:
+            optimizer.flush()
+        saved = copy.deepcopy((params.state_dict(), optimizer.state_dict()))
+        go_on(params, optimizer, later, 8)
+        again, resumed = start(comm.duplicate())
+        for part, state in zip((again, resumed), saved, strict=True):
+            part.load_state_dict(state)
+        go_on(again, resumed, later, 8)
+        for one, other in zip(params, again, strict=True):
+            assert same_bytes(one, other)
+        for each in (optimizer, resumed):
+            each.close()
+
+    rp.simulate(2, rank)
+
+
+def test_tables_alone_can_be_flushed_with_local_steps() -> None:
+    """There was nothing to subtract from nothing, which torch refuses."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        table = rp.ShardedEmbedding(20, 4, comm=comm.duplicate())
+        optimizer = rp.DistributedOptimizer(
+            torch.optim.SGD(table.parameters(), lr=0.1), comm=comm, policy=rp.Dense(local_steps=2)
+        )
+        table(torch.tensor([comm.rank, 5])).sum().backward()
+        optimizer.step()
+        optimizer.flush()
+
+    rp.simulate(2, rank)
+
+
+def test_a_checkpoint_loaded_into_the_plain_optimizer_does_not_part_the_wrapper_from_it() -> None:
+    """Loading makes new param groups: a scheduler on the wrapper went on with the old ones, to no effect."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        plain = sgd(model.parameters())
+        optimizer = rp.DistributedOptimizer(plain, model.named_parameters(), policy="dense", comm=comm)
+        run(model, optimizer, comm.rank, 1)
+        plain.load_state_dict(copy.deepcopy(plain.state_dict()))
+        run(model, optimizer, comm.rank, 1, start=1)
+        assert optimizer.param_groups is plain.param_groups and optimizer.state is plain.state
+
+    rp.simulate(2, rank)
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, pickle.dumps])
+def test_a_wrapper_is_neither_copied_nor_pickled(make: Any) -> None:
+    """The copy had neither hooks nor communicator, and said so at its first use, as an AttributeError."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        with pytest.raises(rp.UsageError, match=r"save its state_dict\(\)"):
+            make(wrap(make_model(), comm, "dense"))
+
+    rp.simulate(1, rank)
