@@ -34,8 +34,10 @@ class Roots:
 
     def __post_init__(self) -> None:
         one_of("order", self.order, ("random", "cyclic"))
+        if isinstance(self.count, str) and self.count != "all":
+            raise ConfigurationError(f'roots={self.count!r}: a whole number of at least 1, or "all"')
         if self.count != "all":
-            whole_number('roots (or "all")', self.count, 1)
+            whole_number("roots", self.count, 1)
 
     def number(self, size: int) -> int:
         """How many roots there are among ``size`` ranks.

@@ -79,7 +79,11 @@ def check_optimizer(optimizer: Any, policy: Policy) -> torch.optim.Optimizer:
         ConfigurationError: it is one that cannot work, or is wrapped already.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ArgumentTypeError(f"optimizer={optimizer!r}: a torch.optim.Optimizer")
+        if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
+            found = f"{optimizer!r:.60}"
+        else:
+            found = f"a {type(optimizer).__module__}.{type(optimizer).__name__}"
+        raise ArgumentTypeError(f"optimizer is {found}: the plain torch.optim.Optimizer is wanted")
     name, module = type(optimizer).__name__, type(optimizer).__module__
     if module.startswith("ringprune") or hasattr(optimizer, "skip_synchronize"):
         raise ConfigurationError(f"optimizer is a {module}.{name} already; wrap the plain torch optimizer, once")
@@ -169,7 +173,7 @@ def name_parameters(
     if named_parameters is None:
         return [(f"parameter {i}", param, group) for i, (param, group) in enumerate(owned)]
     if not isinstance(named_parameters, Iterable):
-        raise ArgumentTypeError(f"named_parameters={named_parameters!r}: (name, parameter) pairs, or None")
+        raise ArgumentTypeError(f"named_parameters={named_parameters!r:.60}: (name, parameter) pairs, or None")
     pairs = list(named_parameters)
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and torch.is_tensor(pair[1])):
@@ -276,7 +280,8 @@ def _is_average(op: Any) -> bool:
     if name in ("Average", "Sum"):
         return name == "Average"
     why = "Adasum needs the dense gradient of every layer" if name == "Adasum" else "gradients are averaged or summed"
-    raise ConfigurationError(f'op={name}: {why}; use hvd.Average, hvd.Sum, "average" or "sum"')
+    given = op if isinstance(op, str) else name
+    raise ConfigurationError(f'op={given}: {why}; use hvd.Average, hvd.Sum, "average" or "sum"')
 
 
 def divide(comm: Communicator, policy: Policy, params: Sequence[Tensor]) -> Nodes:

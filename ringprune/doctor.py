@@ -170,8 +170,12 @@ def _outside_of_jobs(variables: Mapping[str, str]) -> dict[str, str]:
     """
     of_a_rank = ("OMPI_", "PMIX_", "PMI_", "HYDI_", "HOROVOD_RANK", "HOROVOD_SIZE")
     kept = {name: value for name, value in variables.items() if not name.startswith(of_a_rank)}
-    wheel = {"OPAL_PREFIX": sys.prefix} if Path(sys.prefix, "bin", "orted").exists() else {}
+    wheel = {"OPAL_PREFIX": sys.prefix} if _wheel_of_open_mpi() else {}
     return {**wheel, **kept, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+def _wheel_of_open_mpi() -> bool:
+    return Path(sys.prefix, "bin", "orted").exists()
 
 
 def _torch(answer: dict[str, Any]) -> Finding:
@@ -192,7 +196,12 @@ def _horovod(answer: dict[str, Any]) -> Finding:
 def _mpi(answer: dict[str, Any]) -> Finding:
     if "trouble" in answer:
         return Finding("MPI", False, answer["trouble"], INSTALL_MPI4PY)
-    return Finding("MPI", True, f"{answer['library']}, threads: {answer['thread']} (mpi4py {answer['version']})")
+    found = f"{answer['library']}, threads: {answer['thread']} (mpi4py {answer['version']})"
+    if _wheel_of_open_mpi() and "OPAL_PREFIX" not in os.environ:
+        # hvd.init() then ends the process with an ORTE error and no traceback.
+        found += "; scripts started without mpirun or horovodrun do not find it"
+        return Finding("MPI", True, found, f'export OPAL_PREFIX="{sys.prefix}"')
+    return Finding("MPI", True, found)
 
 
 def _distributed(torch: dict[str, Any]) -> Finding:

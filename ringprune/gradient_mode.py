@@ -95,8 +95,8 @@ class GradientMode(Mode):
         for i in self._taken.changed():
             self._verdict.note_fault(
                 f"the gradient of {self._specs[i].name!r} was changed between backward() and step(), or by a hook that "
-                "was registered after the optimizer was wrapped, while it was exchanged: change gradients between "
-                "synchronize() and step(), or wrap with overlap=False"
+                "was registered after the optimizer was wrapped, while it was exchanged. To clip each rank's own, use "
+                "the policy's clip_norm or wrap with overlap=False; change averages between synchronize() and step()"
             )
         self._taken.forget()
 

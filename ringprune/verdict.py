@@ -98,7 +98,9 @@ class Verdict:
         if self.faulty_ranks:
             raise UsageError(self._gather(self.fault) + (f". {late}" if late else ""))
         if not self._ranks_with_gradient:
-            raise UsageError("step() before backward(): no parameter has received a gradient since the last step")
+            raise UsageError(
+                "step() or synchronize() before backward(): no parameter has received a gradient since the last one"
+            )
         if self._raise or always:
             raise NonFiniteGradientError(f"{self._gather(self._findings())}. {late or _NOT_MADE}")
         if self._nonfinite:

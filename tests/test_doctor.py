@@ -100,6 +100,18 @@ def test_a_torch_with_cuda_and_a_library_without_is_told(monkeypatch: pytest.Mon
     assert findings(monkeypatch, torch=cuda, native=built)["native CUDA"].ok
 
 
+def test_open_mpi_s_wheel_is_told_where_it_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a launcher hvd.init() ended the process, with an error of ORTE, where the doctor had said "ready"."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "orted").touch()
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    monkeypatch.delenv("OPAL_PREFIX", raising=False)
+    found = findings(monkeypatch)["MPI"]
+    assert "without mpirun or horovodrun" in found.found and found.mend == f'export OPAL_PREFIX="{tmp_path}"'
+    monkeypatch.setenv("OPAL_PREFIX", str(tmp_path))
+    assert findings(monkeypatch)["MPI"].mend == ""
+
+
 def test_a_gpu_that_nothing_was_compiled_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It said "built", and training ended with "no kernel image is available" at the first op."""
     refused = [{"capability": "7.0", "why": "CUDA error: no kernel image is available for execution on the device"}]

@@ -561,7 +561,7 @@ def test_only_tables_are_judged_as_everything_is() -> None:
             optimizer.step()
         assert torch.equal(before, table.gathered())
         optimizer.zero_grad()
-        with pytest.raises(rp.UsageError, match=r"step\(\) before backward"):
+        with pytest.raises(rp.UsageError, match=r"step\(\) or synchronize\(\) before backward"):
             optimizer.step()
 
     rp.simulate(2, rank, timeout=20)

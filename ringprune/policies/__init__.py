@@ -63,9 +63,14 @@ def as_policy(policy: Policy | str) -> Policy:
             f"policy={policy!r}: a policy such as ringprune.IWP(density=0.01), or its name as a string"
         )
     if policy not in POLICIES:
-        near = difflib.get_close_matches(policy, POLICIES, n=1)
+        if policy == "auto":
+            raise ConfigurationError('policy="auto" goes with ringprune.DistributedOptimizer alone; name a policy here')
+        name, _, settings = policy.partition(":")
+        near = difflib.get_close_matches(name.lower().replace("-", "_"), [*POLICIES, "auto"], n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigurationError(f"policy={policy!r}: one of {', '.join(map(repr, POLICIES))}{hint}")
+        if settings:
+            hint = f"; settings are arguments of its function, such as ringprune.IWP({settings.replace(':', ', ')})"
+        raise ConfigurationError(f"policy={policy!r}: one of {', '.join(map(repr, [*POLICIES, 'auto']))}{hint}")
     return POLICIES[policy]()
 
 

@@ -3,12 +3,13 @@
 import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch.distributed
 
 from ringprune.comm import connect
-from ringprune.errors import ConfigurationError, DependencyError, UsageError
+from ringprune.errors import ConfigurationError, DependencyError, RingPruneError, UsageError
 
 
 def test_importing_starts_nothing() -> None:
@@ -48,6 +49,20 @@ def test_a_torch_without_distributed_is_told(monkeypatch: pytest.MonkeyPatch) ->
 def test_unknown_options_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="no option 'process_set'; it has communicator, timeout"):
         connect("mpi", process_set=None)
+
+
+@pytest.mark.parametrize("timeout", ["60", 0, -1.0, float("nan"), True])
+def test_a_time_limit_is_a_number_above_zero(timeout: Any) -> None:
+    """A string was taken, and the first collective failed on some ranks."""
+    with pytest.raises(RingPruneError, match=r"timeout=.*: a finite number above 0"):
+        connect("mpi", timeout=timeout)
+
+
+@pytest.mark.parametrize("kind", ["gloo", "nccl", "NCCL"])
+def test_a_backend_of_torch_distributed_is_sent_there(kind: str) -> None:
+    """Of "gloo" it asked: did you mean "horovod"?"""
+    with pytest.raises(ConfigurationError, match='did you mean "torch"'):
+        connect(kind)
 
 
 @pytest.mark.parametrize(("kind", "module"), [("horovod", "horovod.torch"), ("mpi", "mpi4py")])

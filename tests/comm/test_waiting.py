@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ringprune.comm import waiting
 from ringprune.comm.call import Call
 from ringprune.comm.waiting import Waiter
 from ringprune.errors import CommunicatorError
@@ -38,6 +39,29 @@ def test_the_time_limit_names_the_collective_every_time() -> None:
         assert str(raised.value).startswith(
             '"bucket 3 values" (allreduce of 1200 float32) was not done after 0.05 s on rank 0: '
         )
+
+
+def test_a_long_wait_is_told_again_and_again_at_twice_the_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ranks with one batch more than the others waited in silence until somebody killed them."""
+    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.01)
+    deadline = time.monotonic() + 0.1
+    handle = waiter(None).handle(CALL, done=lambda: time.monotonic() > deadline, result=lambda: TENSOR, kept=TENSOR)
+    handle.wait()
+    told = [record.getMessage() for record in caplog.records]
+    assert 1 <= len(told) <= 4, "after 10, 20, 40 and 80 ms, where the machine lets us ask"
+    assert told[0].startswith('rank 0 has waited for "bucket 3 values" (allreduce of 1200 float32) for 0 s')
+    assert "All ranks call step() equally often" in told[0] and "timeout=" in told[0]
+
+
+def test_horovods_join_is_answered_with_what_to_do() -> None:
+    def refused() -> bool:
+        raise ValueError("Broadcast is not supported with Join at this time.")
+
+    handle = waiter().handle(CALL, done=refused, result=lambda: TENSOR, kept=TENSOR)
+    with pytest.raises(CommunicatorError, match=r"every rank calls step\(\) equally often"):
+        handle.wait()
 
 
 def test_the_librarys_errors_become_ours() -> None:
