@@ -1,6 +1,7 @@
 """Facts that are equal on every rank: the parameters, their buckets, and the hand-shake that checks it."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -14,6 +15,9 @@ from ringprune.errors import RankMismatchError
 __all__ = ["Bucket", "ParamSpec", "Plan", "Route", "build_plan", "gather_texts", "make_bucket", "shake_hands"]
 
 Route = Literal["packed", "dense", "rows"]
+
+LONG_FACT = 120
+"""Characters of a fact that people still compare by eye."""
 
 TAIL_BYTES = 1 << 20
 """From here on a shorter message takes hardly less time."""
@@ -216,8 +220,24 @@ def _first_difference(facts: list[list[str]]) -> str:
         for fact in seen:
             if fact != seen[0]:
                 same = [str(r) for r, other in enumerate(seen) if other == fact]
+                first, second = _narrowed(seen[0], fact), _narrowed(fact, seen[0])
                 return (
-                    f"the ranks built different things; the first difference: {seen[0]!r} on rank 0, "
-                    f"{fact!r} on rank {', '.join(same)}. Build model, policy and seed alike on all ranks"
+                    f"the ranks built different things; the first difference: {first!r} on rank 0, "
+                    f"{second!r} on rank {', '.join(same)}. Build model, policy and seed alike on all ranks"
                 )
     raise AssertionError("facts differ by digest and are equal by text")
+
+
+def _narrowed(fact: str, other: str) -> str:
+    """Of a long fact the setting that differs: ``Policy.density.target=0.01`` of a policy written out in full."""
+    if len(fact) <= LONG_FACT:
+        return fact
+    shorter = min(len(fact), len(other))
+    alike = fact[: next((i for i in range(shorter) if fact[i] != other[i]), shorter)]
+    begin = max((end.end() for end in re.finditer(r", |[({[]", alike)), default=0)
+    path: list[str] = []
+    for word, bracket in re.findall(r"([\w.=]*)([()])", fact[:begin]):
+        path = path[:-1] if bracket == ")" else [*path, word.partition("=")[0]]
+    setting = re.match(r"[^,)]*", fact[begin:])
+    assert setting is not None
+    return ".".join([*path, setting[0]])

@@ -455,7 +455,7 @@ def test_a_skipped_step_is_as_if_it_had_not_been() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"policy": rp.IWP(0.02)}, "density=Density(target=0.02"),
+        ({"policy": rp.IWP(0.02)}, "density.target=0.02"),
         ({"seed": 1}, "seed=1"),
         ({"backward_passes_per_step": 2}, "passes=2"),
         ({"nonfinite": "skip"}, "nonfinite='skip'"),

@@ -1,0 +1,45 @@
+"""The hand-shake: what it tells of a difference."""
+
+from typing import Any
+
+import pytest
+
+import ringprune as rp
+from ringprune.plan import _narrowed
+from tests.training import make_model, sgd, wrap
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (
+            [{"policy": rp.IWP(0.01)}, {"policy": rp.IWP(0.02)}],
+            "'Policy.density.target=0.01' on rank 0, 'Policy.density.target=0.02' on rank 1",
+        ),
+        (
+            [{"policy": rp.IWP(warmup=rp.Warmup(20))}, {"policy": rp.IWP()}],
+            "'Policy.density.warmup.steps=20' on rank 0, 'Policy.density.warmup.steps=0' on rank 1",
+        ),
+        (
+            [{"policy": rp.IWP()}, {"policy": rp.IWP(values="int8")}],
+            "\"Policy.values='fp32'\" on rank 0, \"Policy.values='int8'\" on rank 1",
+        ),
+        ([{"policy": "iwp"}, {"policy": "dgc"}], "\"Policy.name='iwp'\" on rank 0, \"Policy.name='dgc'\" on rank 1"),
+        ([{"seed": 0}, {"seed": 7}], "seed=0"),
+    ],
+)
+def test_of_two_policies_it_tells_what_differs(options: list[dict[str, Any]], told: str) -> None:
+    """It printed both of them in full, some 600 characters each, and left the comparing to people."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        with pytest.raises(rp.RankMismatchError) as caught:
+            wrap(make_model(), comm, **{"policy": "iwp", "make": sgd} | options[comm.rank])
+        assert told in str(caught.value)
+
+    rp.simulate(2, rank)
+
+
+def test_of_a_long_fact_the_key_stays() -> None:
+    rest = ", ".join(f"'key{i}': {i}" for i in range(20))
+    one, other = (f"param group 0: {{'lr': {rate}, {rest}}}" for rate in (0.1, 0.15))
+    assert (_narrowed(one, other), _narrowed(other, one)) == ("'lr': 0.1", "'lr': 0.15")
