@@ -29,6 +29,7 @@ from ringprune.policies import DGC, IWP, MIPD, P3, Dense, OkTopk, Parallax, Poli
 from ringprune.routing import Rows
 from ringprune.schedule import LayerPriority
 from ringprune.selection import Warmup
+from ringprune.stats_log import StatsLog, scalars
 from ringprune.tuning import search_partitions
 
 __version__ = "0.1.0.dev0"
@@ -63,11 +64,13 @@ __all__ = [
     "ScaleCom",
     "ShardedEmbedding",
     "SlimDP",
+    "StatsLog",
     "UsageError",
     "Warmup",
     "broadcast_parameters",
     "connect",
     "ddp_hook",
+    "scalars",
     "search_partitions",
     "simulate",
 ]

@@ -5,7 +5,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ringprune import advise, bench, doctor, profiles, simulation
+import ringprune
+from ringprune import advise, bench, doctor, profiles, report, simulation
 
 __all__ = ["main"]
 
@@ -16,6 +17,7 @@ examples:
   ringprune bench select          what finding the most important entries costs
   ringprune advise --model resnet50 --ranks 16 --rate 10gbit      whether compression would pay there
   ringprune simulate accuracy     what every method costs in accuracy within the same bytes: days; --quick: minutes
+  ringprune report run.jsonl      what a run has sent, from the file that ringprune.StatsLog wrote
   ringprune profile train.py      how long each layer of a training script's model takes: the file a replay reads
 """
 
@@ -48,12 +50,14 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action="version", version=f"ringprune {ringprune.__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     doctor.add_command(commands)
     advise.add_command(commands)
     bench.add_command(commands)
     simulation.add_command(commands)
     profiles.add_command(commands)
+    report.add_command(commands)
     return parser
 
 

@@ -1,0 +1,147 @@
+"""The log of a run's statistics, and ``ringprune report`` that reads it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ringprune as rp
+from ringprune.__main__ import main
+from tests.training import batches, loss_of, make_model, wrap
+
+IWP = rp.IWP(0.05)
+
+
+class Writer:
+    """Like TensorBoard's."""
+
+    def __init__(self) -> None:
+        self.scalars: list[tuple[str, float, int]] = []
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+        self.scalars.append((tag, scalar_value, global_step))
+
+
+def logged(path: Path, policy: Any = IWP, steps: int = 7, every: int = 3, writer: Any = None) -> dict[str, Any]:
+    """Train on two ranks, of which rank 0 writes; its statistics at the end."""
+
+    def rank(comm: rp.comm.Communicator) -> dict[str, Any]:
+        model = make_model()
+        optimizer = wrap(model, comm, policy)
+        log = rp.StatsLog(path, optimizer, every=every, writer=writer) if comm.rank == 0 else None
+        for batch in batches(comm.rank, steps):
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+            if log is not None:
+                log.step(loss=loss)
+        if log is not None:
+            log.close()
+            log.close()
+        return optimizer.stats()
+
+    return rp.simulate(2, rank)[0]
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    assert main(["report", *words, "--json", "-"]) == 0
+    rows: list[dict[str, Any]] = json.loads(capsys.readouterr().out)
+    return rows
+
+
+def test_lines_come_at_intervals_and_the_last_at_the_end(tmp_path: Path) -> None:
+    writer = Writer()
+    stats = logged(tmp_path / "run.jsonl", writer=writer)
+    lines = [json.loads(text) for text in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert [line["calls"] for line in lines] == [0, 3, 6, 7]
+    assert lines[-1]["stats"] == rp.scalars(stats)
+    assert "loss" not in lines[0]["values"] and lines[-1]["values"]["loss"] > 0
+    assert [at for tag, _, at in writer.scalars if tag == "ringprune/bytes_sent"] == [0, 3, 6, 7]
+    assert ("ringprune/loss", lines[-1]["values"]["loss"], 7) in writer.scalars
+
+
+def test_scalars_are_flat_numbers() -> None:
+    stats = {"steps": 2, "auto": {"said": "dense", "times": {"x": 0.5}}, "on": True, "seconds": {"select": 1.0}}
+    assert rp.scalars(stats) == {"steps": 2.0, "auto/times/x": 0.5, "seconds/select": 1.0}
+
+
+def test_a_report_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stats = logged(tmp_path / "run.jsonl")
+    (row,) = report(capsys, str(tmp_path / "run.jsonl"))
+    assert row["steps"] == 7 and row["skipped_steps"] == 0
+    assert sum(row["parts_per_step"].values()) == pytest.approx(row["bytes_per_step"])
+    assert row["wire_ratio"] == pytest.approx(stats["wire_ratio"])
+    # What construction has sent is in the first line already.
+    assert 0 < row["bytes_per_step"] <= stats["bytes_sent"] / 7
+
+
+def test_runs_are_compared_in_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for name, policy in (("dense", rp.Dense()), ("iwp", IWP)):
+        files.append(str(tmp_path / f"{name}.jsonl"))
+        logged(Path(files[-1]), policy)
+    picture = tmp_path / "runs.png"
+    assert main(["report", *files, "--plot", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert "dense.jsonl" in shown and "iwp.jsonl" in shown and "loss" in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    dense, iwp = report(capsys, *files)
+    assert iwp["bytes_per_step"] < dense["bytes_per_step"]
+
+
+def test_a_run_that_was_killed_has_what_it_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.jsonl"
+    logged(path)
+    whole = path.read_text()
+    path.write_text(whole[:-40])
+    assert report(capsys, str(path))[0]["steps"] == 6
+    path.write_text(whole.splitlines()[0] + "\n")
+    (row,) = report(capsys, str(path))
+    assert row["steps"] == 0 and row["bytes_per_step"] is None
+    assert main(["report", str(path), "--plot", str(tmp_path / "one.png")]) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file"),
+        ("", "no line of ringprune.StatsLog"),
+        ("[1]\n", "line 1: not a line of ringprune.StatsLog"),
+        ('{"calls": 1}\n', "line 1: not a line of ringprune.StatsLog"),
+        ("not json\n{}\n", "line 1: not JSON"),
+        ("\x00\n", "line 1: not JSON"),
+    ],
+)
+def test_a_file_that_is_none_is_named(
+    text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.jsonl"
+    if text is not None:
+        path.write_text(text)
+    assert main(["report", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("ringprune report: ") and str(path) in told and said in told
+
+
+def test_wrong_arguments_of_a_log_are_named(tmp_path: Path) -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        optimizer = wrap(make_model(), comm, IWP)
+        with pytest.raises(rp.ConfigurationError, match="every=0"):
+            rp.StatsLog(tmp_path / "a", optimizer, every=0)
+        with pytest.raises(rp.ConfigurationError, match="No such file or directory"):
+            rp.StatsLog(tmp_path / "missing" / "a", optimizer)
+        with pytest.raises(rp.ArgumentTypeError, match="something with stats"):
+            rp.StatsLog(tmp_path / "a", make_model())  # type: ignore[arg-type]
+        with rp.StatsLog(tmp_path / "a", optimizer) as log:
+            log.step()
+        assert len((tmp_path / "a").read_text().splitlines()) == 2
+
+    rp.simulate(1, rank)
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--version"])
+    assert capsys.readouterr().out == f"ringprune {rp.__version__}\n"
