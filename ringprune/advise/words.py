@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 
 from ringprune.advise.rows import DENSE, Row
-from ringprune.prediction import MARGIN
+from ringprune.prediction import MARGIN, best
 from ringprune.readers import written_rate
 
 __all__ = ["COLUMNS", "LEGEND", "mixtures", "sentence"]
@@ -46,14 +46,17 @@ def sentence(rows: Sequence[Row], rate: str) -> str:
     """The answer in words."""
     dense, chosen = (next(row for row in rows if test(row)) for test in (_is_dense, _is_best))
     if chosen["ranks"] == 1:
-        return "One rank sends nothing: leave compression off."
+        return "One rank sends nothing. Leave compression off."
     link = "Over links without limit" if rate == "unlimited" else f"At {rate}"
     where = f"{link} with {chosen['ranks']} ranks"
     took = f"{1e3 * dense['seconds']:,.0f} ms a step"
+    partly = _partly(rows, dense, chosen)
     if chosen is dense:
-        return f"{where} dense is as good ({took}): leave compression off. {_limit(rows)}"
+        off = f"Only in part it pays: {partly}" if partly else "Leave compression off."
+        return f"{where} dense is as good as any method alone ({took}). {off} {_limit(rows)}"
     fits = f"{chosen['method']} is {chosen['speedup']:.2f} times as fast as dense"
-    return f"{where} {fits} ({1e3 * chosen['seconds']:,.0f} against {took}). {_limit(rows)}"
+    better = f" Better in part: {partly}" if partly else ""
+    return f"{where} {fits} ({1e3 * chosen['seconds']:,.0f} against {took}).{better} {_limit(rows)}"
 
 
 def mixtures(rows: Sequence[Row]) -> Iterator[str]:
@@ -66,6 +69,17 @@ def mixtures(rows: Sequence[Row]) -> Iterator[str]:
             )
 
 
+def _partly(rows: Sequence[Row], dense: Row, chosen: Row) -> str:
+    """What is faster where some buckets are sent whole; nothing where that is not by the margin."""
+    mixed = {row["method"]: row for row in rows if 0 < row["buckets_better_dense"] < row["packed_buckets"]}
+    name = best({DENSE: dense["seconds"]} | {method: row["mixed_seconds"] for method, row in mixed.items()})
+    if name == DENSE or (1 + MARGIN) * mixed[name]["mixed_seconds"] >= chosen["seconds"]:
+        return ""
+    row = mixed[name]
+    whole = f"{row['buckets_better_dense']} of {row['packed_buckets']} buckets sent whole"
+    return f'{name} with {whole} takes {1e3 * row["mixed_seconds"]:,.0f} ms, as policy="auto" arranges it.'
+
+
 def _limit(rows: Sequence[Row]) -> str:
     """The rate from which on none of them pays."""
     others = [row for row in rows if not _is_dense(row)]
@@ -75,7 +89,7 @@ def _limit(rows: Sequence[Row]) -> str:
     limit = max(others, key=lambda row: row["pays_below"], default=None)
     if limit is None or not limit["pays_below"]:
         return "None of the other methods pays at any rate."
-    return f"From {written_rate(limit['pays_below'])} on nothing here pays ({limit['method']} does the longest)."
+    return f"From {written_rate(limit['pays_below'])} on no method pays alone ({limit['method']} does the longest)."
 
 
 def _is_dense(row: Row) -> bool:
