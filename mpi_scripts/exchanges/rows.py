@@ -18,7 +18,7 @@ from exchanges.measure import Seen, Step
 from exchanges.processors import Busy
 from ringprune.bench import machine
 
-__all__ = ["AS_IT_IS", "KEYS", "Row", "bits_per_second", "facts", "floor_seconds", "row_of"]
+__all__ = ["AS_IT_IS", "KEYS", "Row", "bits_per_second", "facts", "floor_seconds", "others", "row_of"]
 
 Row = dict[str, Any]
 
@@ -152,11 +152,11 @@ def _foreign(seen: Sequence[Seen]) -> float | None:
             ours.setdefault(one.machine, []).append(step.busy)
         if any(busy.machine is None for ranks in ours.values() for busy in ranks):
             return None
-        worst.append(max(map(_others, ours.values())))
+        worst.append(max(map(others, ours.values())))
     return median(worst)
 
 
-def _others(ranks: Sequence[Busy]) -> float:
+def others(ranks: Sequence[Busy]) -> float:
     """Cores of a machine that were busy with something else than these ranks."""
     machine = fmean(busy.machine or 0.0 for busy in ranks)
     return max(0.0, machine - sum(busy.own for busy in ranks)) / fmean(busy.wall for busy in ranks)

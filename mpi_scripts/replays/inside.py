@@ -5,10 +5,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from exchanges.job import Job
-from exchanges.rows import facts
+from exchanges.processors import Busy
+from exchanges.rows import facts, others
 
 from replays.measure import Seen, Sizes, replay
 from replays.methods import ALONE, AUTO, HOROVOD, Method, named
@@ -16,7 +18,7 @@ from replays.model import Event
 from replays.rows import Timing, against_best, row_of
 from ringprune.profiles.format import Profile, read
 
-__all__ = ["rows"]
+__all__ = ["add", "rows"]
 
 
 def rows(options: argparse.Namespace, job: Job) -> tuple[list[dict[str, Any]], dict[str, list[Event]]]:
@@ -37,17 +39,17 @@ def rows(options: argparse.Namespace, job: Job) -> tuple[list[dict[str, Any]], d
             _tell(job, f"{profile.model}, round {number + 1} of {options.rounds}: {method.name}")
             seen = _replay(job, method, profile, options, traced=number == options.rounds - 1)
             bare = [] if options.brief else _replay(job, method, profile, options, traced=False, silent=True)
-            _add(timings[method.name], seen, bare, options.time_scale)
+            add(timings[method.name], seen, bare, options.time_scale)
             events[method.name] = seen[0].events
     reference = timings[HOROVOD].iterations if HOROVOD in timings else None
-    whole = sorted(compute)[len(compute) // 2]
+    whole = median(compute)
     extra = {"ranks": job.size, "rate": options.rates[0], "time_scale": options.time_scale}
     extra |= {"communicator": options.communicator, "rounds": options.rounds, "iterations": options.iterations}
     made = [
         row_of(name, profile, timing, whole, None if name == HOROVOD else reference) | extra | facts(job.library, load)
         for name, timing in timings.items()
     ]
-    fixed = [row for row in made if row["method"] not in (AUTO, HOROVOD)]
+    fixed = [row for row in made if row["method"] not in (AUTO, HOROVOD, ALONE)]
     made = [row | (against_best(row, fixed) if row["method"] == AUTO and fixed else {}) for row in made]
     return made, events
 
@@ -64,17 +66,23 @@ def _slowest(seen: Sequence[Seen]) -> float:
     return max(one.seconds for one in seen)
 
 
-def _add(timing: Timing, seen: Sequence[Seen], bare: Sequence[Seen], scale: float) -> None:
+def add(timing: Timing, seen: Sequence[Seen], bare: Sequence[Seen], scale: float) -> None:
+    """Add what the ranks saw of one round: ``bare`` with nothing to wait for, empty where that was left out."""
     timing.iterations.append(_slowest(seen) / scale)
     timing.auto.extend([seen[0].auto] if seen[0].auto else [])
     if bare:
         timing.communication.append(_slowest(bare) / scale)
+    hosts: dict[str, float] = {}
     several = len({one.host for one in seen}) > 1
-    sent = [sum(n for name, n in one.transmitted.items() if (name == "lo") != several) for one in seen]
-    timing.transmitted.append(sum(sent) / len(sent))
-    own = sum(one.busy.own for one in seen)
-    machine = sum((one.busy.machine or 0.0) for one in seen) / len(seen)
-    timing.foreign.append(max(0.0, machine - own) / max(one.busy.wall for one in seen))
+    for one in seen:  # ranks of one host read the same counters
+        sent = sum(n for name, n in one.transmitted.items() if (name == "lo") != several)
+        hosts[one.host] = max(hosts.get(one.host, 0.0), sent)
+    timing.transmitted.append(sum(hosts.values()) / len(seen))
+    machines: dict[str, list[Busy]] = {}
+    for one in seen:
+        machines.setdefault(one.machine, []).append(one.busy)
+    known = all(busy.machine is not None for ranks in machines.values() for busy in ranks)
+    timing.foreign.append(max(map(others, machines.values())) if known else None)
 
 
 def _tell(job: Job, what: str) -> None:

@@ -38,7 +38,8 @@ class Seen:
         seconds: per iteration, from the beginning of one to that of the next.
         transmitted: bytes this host sent per iteration, by interface.
         busy: how busy this process and its machine were.
-        host: where.
+        host: where, by its name on the network.
+        machine: where, by what ranks of several emulated hosts have in common.
         events: what was done in the last iterations; times are since they began.
         auto: what a policy that chooses by itself has measured, predicted and chosen.
     """
@@ -47,6 +48,7 @@ class Seen:
     transmitted: dict[str, float]
     busy: Busy
     host: str
+    machine: str
     events: list[Event]
     auto: dict[str, Any]
 
@@ -68,7 +70,7 @@ def replay(
     Returns:
         What each rank saw, in rank order, on every rank.
     """
-    model = Waiting(profile, scale)
+    model = Waiting(profile, scale, job.rank)
     replayed = method.build(job, model, communicator)
     try:
         _iterate(model, replayed.step, sizes.warmup)
@@ -87,7 +89,7 @@ def replay(
         job.barrier()
         kept = traced and job.rank == 0
         events = [(what, name, a - start, b - start) for what, name, a, b in model.events] if kept else []
-        return job.gather(Seen(seconds, sent, busy, interfaces.host(), events, replayed.auto()))
+        return job.gather(Seen(seconds, sent, busy, interfaces.host(), processors.machine(), events, replayed.auto()))
     finally:
         replayed.close()
         del replayed, model

@@ -6,16 +6,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from exchanges.errors import CannotRun
 from exchanges.job import Job
+from torch import Tensor
 
 import ringprune as rp
 from replays.model import Nothing, Waiting
 from replays.noting import Noting
 from ringprune.errors import ConfigurationError
+from ringprune.priority_mode import PriorityMode
 from ringprune.simulation.spec import parse
 
-__all__ = ["ALONE", "COMMUNICATORS", "DEFAULTS", "HOROVOD", "Method", "Replayed", "named", "policy_of"]
+__all__ = [
+    "ALONE",
+    "COMMUNICATORS",
+    "DEFAULTS",
+    "HOROVOD",
+    "Method",
+    "Outputs",
+    "Replayed",
+    "Wrapped",
+    "named",
+    "policy_of",
+]
 
 HOROVOD, ALONE, AUTO, PRIORITY = "horovod", "alone", "auto", "@priority"
 DEFAULTS = (HOROVOD, "dense", "p3")
@@ -73,13 +87,50 @@ class _Alone:
         """Nothing is held."""
 
 
-class _Wrapped:
+class Outputs:
+    """Tensors for averages of what is packed, so that they do not overwrite the gradients that are replayed.
+
+    Who chooses by value would else choose from what the step before has left, the same few entries on all ranks, and
+    send a part of what its density says. Sums of dense gradients stay where these are: whatever they hold, all travels.
+
+    Args:
+        model: whose gradients they are.
+    """
+
+    def __init__(self, model: Waiting) -> None:
+        self._model = model
+        self._tensors: dict[int, Tensor] = {}
+
+    def give(self, optimizer: Any) -> None:
+        """After the backward pass, before the step of ours."""
+        mode = optimizer._mode
+        packed = {i for bucket in mode.plan.buckets if bucket.route == "packed" for i in bucket.members}
+        if packed and isinstance(mode, PriorityMode):
+            self._model.refresh()  # its layers take averages over as they come, long after
+            return
+        for i in packed:
+            if i not in self._tensors:
+                self._tensors[i] = torch.empty_like(mode.params[i])
+            # Not .grad: another tensor there is a change of the gradient. It was read in the backward pass.
+            mode.params[i].grad.data = self._tensors[i]
+
+
+class Wrapped:
     """A wrapped optimizer, Horovod's or ours, in the usual loop."""
 
-    def __init__(self, optimizer: Any, close: Callable[[], None], finish: Callable[[], None]) -> None:
-        self._optimizer, self._close, self._finish = optimizer, close, finish
+    def __init__(
+        self,
+        optimizer: Any,
+        close: Callable[[], None] = lambda: None,
+        finish: Callable[[], None] = lambda: None,
+        outputs: Outputs | None = None,
+    ) -> None:
+        self._optimizer, self._close, self._finish, self._outputs = optimizer, close, finish, outputs
 
     def step(self) -> None:
+        """What follows the backward pass."""
+        if self._outputs is not None:
+            self._outputs.give(self._optimizer)
         self._optimizer.step()
         self._optimizer.zero_grad()
 
@@ -89,18 +140,20 @@ class _Wrapped:
         return found
 
     def finish(self) -> None:
+        """Make what is left of the last step."""
         self._finish()
 
     def close(self) -> None:
+        """Let go of everything."""
         self._close()
-        del self._optimizer, self._close, self._finish
+        del self._optimizer, self._close, self._finish, self._outputs
         gc.collect()
 
 
 def _horovod(job: Job, model: Waiting, communicator: str) -> Replayed:
     hvd = _initialised()
     optimizer = hvd.DistributedOptimizer(Nothing(model.parameters()), named_parameters=model.named_parameters())
-    return _Wrapped(optimizer, lambda: None, lambda: None)
+    return Wrapped(optimizer)
 
 
 def _ringprune(policy: rp.Policy | rp.Auto) -> Callable[[Job, Waiting, str], Replayed]:
@@ -121,7 +174,7 @@ def _ringprune(policy: rp.Policy | rp.Auto) -> Callable[[Job, Waiting, str], Rep
         # Only a schedule leaves something under way after step().
         schedules = isinstance(policy, rp.Policy) and policy.schedule is not None
         finish = optimizer.synchronize if schedules else lambda: None
-        return _Wrapped(optimizer, close, finish)
+        return Wrapped(optimizer, close, finish, Outputs(model))
 
     return build
 

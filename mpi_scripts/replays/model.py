@@ -18,6 +18,9 @@ Event = tuple[str, str, float, float]
 MATRIX = 2048
 """Entries from which on a tensor is made a matrix, which policies pack: a profile tells no shapes."""
 
+DRAWN = 1 << 20
+"""Random numbers that weights and gradients are made of, again and again: more would take minutes to draw."""
+
 Note = Callable[[Event], None]
 
 
@@ -37,6 +40,13 @@ class _Wait(torch.autograd.Function):
         return grads[0], None, *layer.gradients()
 
 
+def _fill(tensor: Tensor, drawn: Tensor) -> Tensor:
+    """Write ``drawn`` into a tensor, as often as it takes."""
+    for part in tensor.view(-1).split(drawn.numel()):
+        part.copy_(drawn[: part.numel()])
+    return tensor
+
+
 class WaitingLayer(nn.Module):
     """One layer of a profile.
 
@@ -44,21 +54,27 @@ class WaitingLayer(nn.Module):
         layer: what it is.
         scale: what its times are multiplied by.
         note: told what was done, and when.
+        drawn: what weights and gradients are made of, the same and another on every rank.
+
+    Attributes:
+        refreshed: gradients are written anew at every step, for who has overwritten them.
     """
 
-    def __init__(self, layer: Layer, scale: float, note: Note) -> None:
+    def __init__(self, layer: Layer, scale: float, note: Note, drawn: tuple[Tensor, Tensor]) -> None:
         super().__init__()
+        self.refreshed, (weights, self._drawn) = False, drawn
         self.name, self._note = layer.name, note
         self.forward_seconds, self.backward_seconds = 1e-3 * scale * layer.forward_ms, 1e-3 * scale * layer.backward_ms
         shapes = [(1, numel) if numel >= MATRIX else (numel,) for numel in layer.parameters]
-        self.tensors = nn.ParameterList(nn.Parameter(torch.zeros(shape)) for shape in shapes)
+        self.tensors = nn.ParameterList(nn.Parameter(_fill(torch.empty(shape), weights)) for shape in shapes)
         self._ready = [Memory(shape) for shape in shapes]
         for ready in self._ready:
-            ready.tensor().fill_(1e-3)
+            _fill(ready.tensor(), self._drawn)
 
     def gradients(self) -> list[Tensor]:
         """New tensors: torch takes them for its own, without a copy."""
-        return [ready.tensor() for ready in self._ready]
+        tensors = [ready.tensor() for ready in self._ready]
+        return [_fill(tensor, self._drawn) for tensor in tensors] if self.refreshed else tensors
 
     def forward(self, x: Tensor) -> Tensor:
         """Wait, and give on what came."""
@@ -79,21 +95,30 @@ class Waiting(nn.Module):
     Args:
         profile: the model.
         scale: what its times are multiplied by.
+        rank: decides this rank's gradients; weights are the same on all.
 
     Attributes:
         events: what was done, and when.
     """
 
-    def __init__(self, profile: Profile, scale: float) -> None:
+    def __init__(self, profile: Profile, scale: float, rank: int = 0) -> None:
         super().__init__()
         self.events: list[Event] = []
-        self.layers = nn.Sequential(*(WaitingLayer(layer, scale, self.note) for layer in profile.layers))
+        weights, gradients = (torch.Generator().manual_seed(seed) for seed in (0, 1 + rank))
+        drawn = 0.05 * torch.randn(DRAWN, generator=weights), torch.randn(DRAWN, generator=gradients)
+        self.layers = nn.Sequential(*(WaitingLayer(layer, scale, self.note, drawn) for layer in profile.layers))
         self.register_buffer("start", torch.ones(1))
 
     def forward(self) -> Tensor:
         """The loss."""
         out: Tensor = self.layers(self.start.clone().requires_grad_()).sum()
         return out
+
+    def refresh(self) -> None:
+        """From now on write gradients anew at every step."""
+        for layer in self.layers:
+            assert isinstance(layer, WaitingLayer)
+            layer.refreshed = True
 
     def note(self, event: Event) -> None:
         """Something was done."""

@@ -21,14 +21,14 @@ class Timing:
         iterations: of an iteration.
         communication: of an exchange with nothing else to do; empty where that was left out.
         transmitted: bytes a host sent per iteration.
-        foreign: cores that others kept busy.
+        foreign: cores that others kept busy; None where a machine does not tell.
         auto: what a policy that chooses by itself told; empty of others.
     """
 
     iterations: list[float]
     communication: list[float]
     transmitted: list[float]
-    foreign: list[float]
+    foreign: list[float | None]
     auto: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -69,7 +69,7 @@ def row_of(method: str, profile: Profile, timing: Timing, compute: float, refere
         "over_best_each": [],
         "over_best_error": None,
         "nic_bytes_per_rank": median(timing.transmitted),
-        "foreign_cores": median(timing.foreign),
+        "foreign_cores": None if None in timing.foreign else median(timing.foreign),  # type: ignore[type-var]
         "entries": profile.entries,
         "provenance": profile.provenance,
     }
