@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ringprune.bench.table import plain
 from ringprune.errors import RingPruneError
-from ringprune.readers import at_least
+from ringprune.readers import at_least, target
 from ringprune.simulation import table
 from ringprune.simulation.battery import Battery
 from ringprune.simulation.cell import Record
@@ -66,7 +66,9 @@ def add_command(simulations: "argparse._SubParsersAction[argparse.ArgumentParser
     parser.add_argument("--quick", action="store_true", help="16 steps, one rate, 2 seeds: figures that say nothing")
     parser.add_argument("--show", action="store_true", help="make no runs, show what the store has")
     parser.add_argument("--log", action="store_true", help="show all runs in the store as Markdown; makes none")
-    parser.add_argument("--json", metavar="FILE", help="write the rows to FILE for programs; - is standard output")
+    parser.add_argument(
+        "--json", type=target, metavar="FILE", help="write the rows to FILE for programs; - is standard output"
+    )
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots: loss and steps, best value and bytes")
     parser.add_argument(
         "--document", type=Path, metavar="DIR", help="write DIR/accuracy.md, its rows and plots; makes no runs"

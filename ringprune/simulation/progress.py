@@ -3,6 +3,7 @@
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import BrokenExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -31,6 +32,12 @@ def progress(runs: Iterable[Made], jobs: int) -> int:
         except KeyboardInterrupt:
             print("stopped; the same command continues", file=sys.stderr)
             return 130
+        except BrokenExecutor:
+            print(
+                "a worker was killed, often for memory; the same command continues, --jobs 1 takes less",
+                file=sys.stderr,
+            )
+            return 1
     return 1 if failures else 0
 
 

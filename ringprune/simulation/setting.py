@@ -4,7 +4,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from ringprune.errors import ConfigurationError, RingPruneError
+from ringprune.errors import RingPruneError
 from ringprune.simulation.budget import (
     EXACTLY,
     LOWEST,
@@ -108,7 +108,7 @@ class Setting:
         cell, spec = self._cell, self._cell.spec.without("warmup")
         exchanges, _ = exchanges_of(spec, cell.steps)
         if not exchanges:
-            raise ConfigurationError(f"{cell.spec}: no exchange in {cell.steps} steps")
+            raise Unreachable(f"no exchange in {cell.steps} steps")
         each = cell.allowed / exchanges
         guess = _rounded(each / cell.dense_exchange * 4 / 5.5)  # a value has 4 bytes, and its index about 1.5
         first = yield from self._probe(spec, guess, FIRST_PROBE)

@@ -1,5 +1,6 @@
 """Where finished runs are kept: JSON lines that several processes may add to, keyed by what was run."""
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -10,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ringprune.errors import ConfigurationError, RingPruneError
 from ringprune.simulation.spec import renewed
 
 __all__ = ["Key", "Store"]
@@ -70,12 +72,13 @@ class Store:
         if not self.path.exists():
             return {}
         found: dict[str, Record] = {}
-        for line in self.path.read_text().splitlines():
+        for line in self.path.read_bytes().split(b"\n"):
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError:
-                continue
-            found[_digest(record)] = record
+                digest = _digest(record)
+            except (ValueError, TypeError, KeyError, RingPruneError):
+                continue  # cut short, damaged, or no run
+            found[digest] = record
         return found
 
     def add(self, key: Key, outcome: Record) -> None:
@@ -95,10 +98,12 @@ class Store:
         Yields:
             Whether it is ours to make: False where it is finished, or another process is at it.
         """
-        place = 1 + int(key.digest[:12], 16)
+        place, locks = 1 + int(key.digest[:12], 16), self._lock_file()
         try:
-            fcntl.lockf(self._lock_file(), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
-        except OSError:
+            fcntl.lockf(locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, place)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
             yield False
             return
         try:
@@ -117,5 +122,8 @@ class Store:
     def _lock_file(self) -> int:
         """The file of locks, opened once: closing any handle of it would end all of this process's locks."""
         if self._locks is None:
-            self._locks = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                self._locks = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT, 0o644)
+            except OSError as error:
+                raise ConfigurationError(f"--store {self.path}: {self.path}.lock: {error.strerror}") from error
         return self._locks

@@ -11,6 +11,9 @@ __all__ = ["REFERENCES", "front", "lines"]
 REFERENCES = ("dense", "iwp")
 """Methods that every other is compared with, seed by seed."""
 
+ROUNDING = 1e-9
+"""Shares of correct answers are few numbers: a difference is often its own standard error, up to rounding."""
+
 HEADINGS = ("method", "budget", "value", "seeds", "rate", "density", "kB/step", "wire ratio", "- dense", "- iwp")
 
 
@@ -56,24 +59,36 @@ def _with_error(value: float, error: float | None, digits: int, sign: str = "") 
 
 
 def front(studies: Sequence[Study]) -> Iterator[str]:
-    """For each budget whether ``iwp`` is on the Pareto front, in a sentence."""
+    """For each budget whether ``iwp`` is on the Pareto front of the methods that are finished, in a sentence."""
     for iwp in (study for study in studies if study.cell.method.name == "iwp"):
         where = f"{iwp.cell.task.name} at {budget_name(iwp.cell.budget)}"
         if iwp.best is None:
             yield f"{where}: iwp is not finished, or has no value"
             continue
-        beaten = [text for study in studies if (text := _beats(study, iwp))]
-        yield f"{where}: " + (f"iwp is beaten by {', '.join(beaten)}" if beaten else "iwp is on the Pareto front")
+        others = [study for study in studies if _competes(study, iwp)]
+        done = [study for study in others if study.best is not None or study.reason is not None]
+        beaten = [text for study in done if (text := _beats(study, iwp))]
+        of = f"of {len(others)} cells with no more bytes {len(done)} are finished"
+        if beaten:
+            yield f"{where}: iwp is beaten by {', '.join(beaten)}; {of}"
+        elif len(done) == len(others):
+            yield f"{where}: iwp is on the Pareto front"
+        else:
+            yield f"{where}: " + (f"iwp is not beaten; {of}" if done else f"nothing to compare iwp with; {of}")
+
+
+def _competes(study: Study, iwp: Study) -> bool:
+    """Whether a cell is another method's on the same task, with no more bytes than the budget."""
+    same = study.cell.task is iwp.cell.task and study.cell.budget <= iwp.cell.budget
+    return same and study.cell.method.name != "iwp"
 
 
 def _beats(study: Study, iwp: Study) -> str | None:
-    """Whether a method is better by more than one paired standard error with no more bytes than the budget."""
-    if study is iwp or study.cell.task is not iwp.cell.task or study.cell.budget > iwp.cell.budget:
-        return None
+    """Whether a method is better by more than one paired standard error."""
     found = paired(study, iwp)
-    if found is None or study.cell.method.name == "iwp":
+    if found is None:
         return None
     better = found.difference if iwp.cell.task.higher_is_better else -found.difference
-    if better <= (found.error or 0.0):
+    if better <= (found.error or 0.0) * (1 + ROUNDING):
         return None
     return f"{study.cell.method.name} at {budget_name(study.cell.budget)} by {better:.4f}"

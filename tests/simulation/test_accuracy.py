@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -231,3 +232,33 @@ def test_the_committed_page_is_that_of_the_committed_runs() -> None:
 
 def test_budgets_have_names() -> None:
     assert [budget_name(budget) for budget in (1.0, *BUDGETS)] == ["1", "1/50", "1/150", "1/300", "1/600"]
+
+
+def cells(values: dict[str, list[float] | None]) -> list[Any]:
+    """A made-up cell for each method, of the same budget; one without values is not finished."""
+    task = SimpleNamespace(name="tiny", higher_is_better=True)
+    made = []
+    for name, seeds in values.items():
+        runs = SimpleNamespace(records=[{"value": value} for value in seeds or ()])
+        cell = SimpleNamespace(task=task, method=SimpleNamespace(name=name), budget=0.25)
+        made.append(SimpleNamespace(cell=cell, best=0.1 if seeds else None, reason=None, runs={0.1: runs}))
+    return made
+
+
+def test_iwp_is_on_the_front_only_of_what_is_finished() -> None:
+    """The page said so where the only other finished row was that of dense, which is no competitor."""
+    assert list(front(cells({"iwp": [1.0, 2.0], "dgc": None}))) == [
+        "tiny at 1/4: nothing to compare iwp with; of 1 cells with no more bytes 0 are finished"
+    ]
+    assert list(front(cells({"iwp": [1.0, 2.0], "dgc": [0.5, 1.5], "mipd": None}))) == [
+        "tiny at 1/4: iwp is not beaten; of 2 cells with no more bytes 1 are finished"
+    ]
+    assert list(front(cells({"iwp": [1.0, 2.0], "dgc": [1.5, 2.6]}))) == [
+        "tiny at 1/4: iwp is beaten by dgc at 1/4 by 0.5500; of 1 cells with no more bytes 1 are finished"
+    ]
+
+
+def test_a_difference_of_one_standard_error_is_no_defeat() -> None:
+    """One of these was, by the last bit of a float."""
+    iwp, other = [98.75, 98.5, 98.5, 98.5, 98.75], [99.0, 98.5, 98.25, 98.75, 99.0]
+    assert list(front(cells({"iwp": iwp, "local_sgd": other}))) == ["tiny at 1/4: iwp is on the Pareto front"]

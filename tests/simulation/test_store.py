@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ringprune.errors import ConfigurationError
 from ringprune.simulation.spec import parse
 from ringprune.simulation.store import Key, Store
 
@@ -39,6 +40,24 @@ def test_a_line_cut_short_is_not_read_and_harms_no_other(tmp_path: Path) -> None
     other = Key("tiny", "1-0", DENSE, 4, 0.2, 0, 24)
     store.add(other, {"value": 1.0})
     assert list(store.records()) == [KEY.digest, other.digest]
+
+
+@pytest.mark.parametrize("damaged", [b"\xff\xfe\x00", b"12", b"null", b"NaN", b"[]", b"{}", b'{"task": "tiny"}'])
+def test_a_damaged_line_harms_no_other(damaged: bytes, tmp_path: Path) -> None:
+    """One such line, and neither the table nor a new run could be made."""
+    store = Store(tmp_path / "s")
+    store.add(KEY, {"value": 1.5})
+    store.path.write_bytes(damaged + b"\n" + store.path.read_bytes() + damaged + b"\n")
+    assert list(store.records()) == [KEY.digest]
+
+
+def test_a_store_that_cannot_be_locked_is_refused(tmp_path: Path) -> None:
+    """It read as "another process is at it", and was asked again every two seconds for ever."""
+    with (
+        pytest.raises(ConfigurationError, match=r"missing/s.lock: No such file or directory"),
+        Store(tmp_path / "missing" / "s").claim(KEY),
+    ):
+        pass
 
 
 def test_every_setting_makes_another_run() -> None:
