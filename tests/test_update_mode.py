@@ -344,7 +344,7 @@ def test_no_gradient_in_a_whole_interval_is_an_error_on_all_ranks() -> None:
         optimizer = wrap(model, comm, POLICIES["iwp"])
         for _ in range(H - 1):
             optimizer.step()
-        with pytest.raises(rp.UsageError, match="step\\(\\) before backward"):
+        with pytest.raises(rp.UsageError, match="step\\(\\) or synchronize\\(\\) before backward"):
             optimizer.step()
 
     rp.simulate(2, rank)

@@ -50,7 +50,8 @@ def test_a_round_ends_with_the_best_of_what_was_tried(truth: list[float], data: 
     # Two steps away from the best: first within the margin of the best, and then not by enough to leave what there was.
     assert truth[went[-1]] <= min(truth[i] for i in went) * allowed * 1.03 * (1 + 1e-9)
     if went[-1] != settled:
-        assert truth[went[-1]] * (1 + hysteresis) < truth[settled]
+        # What is as fast may come out as faster by the last bit of a prediction that was brought into line.
+        assert truth[went[-1]] * (1 + hysteresis) < truth[settled] * (1 + 1e-9)
 
 
 @given(seconds_of)
