@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -127,13 +127,13 @@ def test_a_file_that_is_none_is_named(
 
 def test_wrong_arguments_of_a_log_are_named(tmp_path: Path) -> None:
     def rank(comm: rp.comm.Communicator) -> None:
-        optimizer = wrap(make_model(), comm, IWP)
+        optimizer, wrong = wrap(make_model(), comm, IWP), cast("Any", make_model())
         with pytest.raises(rp.ConfigurationError, match="every=0"):
             rp.StatsLog(tmp_path / "a", optimizer, every=0)
         with pytest.raises(rp.ConfigurationError, match="No such file or directory"):
             rp.StatsLog(tmp_path / "missing" / "a", optimizer)
         with pytest.raises(rp.ArgumentTypeError, match="something with stats"):
-            rp.StatsLog(tmp_path / "a", make_model())  # type: ignore[arg-type]
+            rp.StatsLog(tmp_path / "a", wrong)
         with rp.StatsLog(tmp_path / "a", optimizer) as log:
             log.step()
         assert len((tmp_path / "a").read_text().splitlines()) == 2

@@ -45,6 +45,7 @@ def row_of(method: str, profile: Profile, timing: Timing, compute: float, refere
     seconds = median(timing.iterations)
     communication = median(timing.communication) if timing.communication else None
     bound = None if communication is None else max(compute, communication)
+    known = [cores for cores in timing.foreign if cores is not None]
     gains = (
         []
         if reference is None
@@ -69,7 +70,7 @@ def row_of(method: str, profile: Profile, timing: Timing, compute: float, refere
         "over_best_each": [],
         "over_best_error": None,
         "nic_bytes_per_rank": median(timing.transmitted),
-        "foreign_cores": None if None in timing.foreign else median(timing.foreign),  # type: ignore[type-var]
+        "foreign_cores": median(known) if len(known) == len(timing.foreign) else None,
         "entries": profile.entries,
         "provenance": profile.provenance,
     }

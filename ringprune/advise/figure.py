@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ringprune.advise.rows import DENSE
-from ringprune.errors import ConfigurationError, DependencyError
+from ringprune.drawing import load_pyplot, save
 
 __all__ = ["RATES", "draw"]
 
@@ -31,12 +31,7 @@ def draw(curves: Mapping[str, list[float]], compute: float, rate: float, title: 
         DependencyError: matplotlib is missing.
         ConfigurationError: the file's name ends in no format that it writes.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise DependencyError("--plot needs matplotlib: pip install matplotlib") from error
-    matplotlib.use("Agg")  # needs no display
-    from matplotlib import pyplot
+    pyplot = load_pyplot()
 
     figure, (above, below) = pyplot.subplots(
         2, sharex=True, figsize=(7.5, 6.5), height_ratios=(3, 2), layout="constrained"
@@ -65,9 +60,4 @@ def draw(curves: Mapping[str, list[float]], compute: float, rate: float, title: 
     below.set_yticks(SPEEDUPS, labels=[f"{speedup:g}" for speedup in SPEEDUPS])
     below.set_yticks([], minor=True)
     below.xaxis.set_major_formatter("{x:g}")
-    try:
-        figure.savefig(path, dpi=120)
-    except ValueError as error:  # the name ends in no format that matplotlib knows
-        raise ConfigurationError(f"--plot {path}: {error}") from error
-    finally:
-        pyplot.close(figure)
+    save(figure, path)

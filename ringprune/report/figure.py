@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from ringprune.errors import ConfigurationError, DependencyError
+from ringprune.drawing import load_pyplot, save
 from ringprune.report.rows import Line
 
 __all__ = ["draw"]
@@ -17,12 +17,7 @@ def draw(runs: Mapping[str, Sequence[Line]], path: Path) -> None:
         DependencyError: matplotlib is missing.
         ConfigurationError: the file's name ends in no format that it writes.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise DependencyError("--plot needs matplotlib: pip install matplotlib") from error
-    matplotlib.use("Agg")  # needs no display
-    from matplotlib import pyplot
+    pyplot = load_pyplot()
     from matplotlib.ticker import LogLocator, NullFormatter
 
     noted = list(dict.fromkeys(name for lines in runs.values() for line in lines for name in line["values"]))
@@ -45,12 +40,7 @@ def draw(runs: Mapping[str, Sequence[Line]], path: Path) -> None:
         axes.grid(alpha=0.25, which="both")
         axes.legend(frameon=False, fontsize=8)
     figure.tight_layout()
-    try:
-        figure.savefig(path, dpi=120)
-    except ValueError as error:  # the name ends in no format that matplotlib knows
-        raise ConfigurationError(f"--plot {path}: {error}") from error
-    finally:
-        pyplot.close(figure)
+    save(figure, path)
 
 
 def _sent(line: Line) -> float:

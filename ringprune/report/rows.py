@@ -53,7 +53,7 @@ def row_of(path: Path, lines: list[Line]) -> Row:
 
     stages = {name: per_step(name) for name in stats if name.startswith("seconds/")}
     return {
-        "run": path.name,
+        "run": str(path),
         "steps": steps,
         "seconds": seconds,
         "seconds_per_step": seconds / steps if steps else None,

@@ -1,0 +1,40 @@
+"""Drawing with matplotlib, which is optional: loading it, and writing a picture."""
+
+from pathlib import Path
+from typing import Any
+
+from ringprune.errors import ConfigurationError, DependencyError
+
+__all__ = ["load_pyplot", "save"]
+
+
+def load_pyplot() -> Any:
+    """``matplotlib.pyplot``, for a machine without a display.
+
+    Raises:
+        DependencyError: matplotlib is missing.
+    """
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise DependencyError("--plot needs matplotlib: pip install matplotlib") from error
+    matplotlib.use("Agg")  # needs no display
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure, and let go of it.
+
+    Raises:
+        ConfigurationError: the file's name ends in no format that matplotlib writes.
+    """
+    from matplotlib import pyplot
+
+    try:
+        figure.savefig(path, dpi=120)
+    except ValueError as error:
+        raise ConfigurationError(f"--plot {path}: {error}") from error
+    finally:
+        pyplot.close(figure)
