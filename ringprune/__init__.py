@@ -26,6 +26,7 @@ from ringprune.guard import Guard
 from ringprune.local_steps import LocalSteps
 from ringprune.optimizer import DistributedOptimizer
 from ringprune.policies import DGC, IWP, MIPD, P3, Dense, OkTopk, Parallax, Policy, RandomK, ScaleCom, SlimDP
+from ringprune.recommended import recommended
 from ringprune.routing import Rows
 from ringprune.schedule import LayerPriority
 from ringprune.selection import Warmup
@@ -70,6 +71,7 @@ __all__ = [
     "broadcast_parameters",
     "connect",
     "ddp_hook",
+    "recommended",
     "scalars",
     "search_partitions",
     "simulate",

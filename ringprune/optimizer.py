@@ -36,7 +36,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: the optimizer to wrap. Plain ``torch.optim.SGD`` with momentum gets momentum correction if the policy
             asks for it; any other keeps its own state and gets error feedback.
         named_parameters: ``model.named_parameters()``; None numbers them.
-        policy: a policy, or its name with its defaults; ``"auto"``, or a :class:`ringprune.Auto`, chooses by itself.
+        policy: one, or its name; ``"iwp"`` is :func:`ringprune.recommended`, ``"auto"`` or a :class:`Auto` picks one.
         comm: a communicator, the name of one, or None for the default of :func:`ringprune.connect`: Horovod if
             initialised, else torch.distributed if initialised, else MPI. On ranks outside its group the wrapper only
             steps.
@@ -99,7 +99,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._comm = arguments.communicator(comm, process_set)
             greeting, outside = Greeting(self._comm), self._comm.size == 0
         with nullcontext() if outside else greeting.told():
-            chosen, auto = as_choice(policy, {"hierarchical=True": hierarchical, "guard": guard is not None})
+            chosen, auto = as_choice(policy, optimizer, {"hierarchical=True": hierarchical, "guard": guard is not None})
             self._inner = arguments.check_optimizer(optimizer, chosen)
             super().__init__(optimizer.param_groups, optimizer.defaults)
             self._share()
@@ -144,7 +144,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         with greeting.told():
             self._nodes = arguments.divide(self._comm, chosen, params) if hierarchical else None
             if self._comm.rank == 0:
-                arguments.advise(optimizer, chosen, self._comm, model)
+                arguments.advise(optimizer, chosen, self._comm, model, given=policy)
             more = (self._nodes, sliced, model, embeddings)
             parts = Parts(optimizer, params, plan, chosen, self._comm, scale, settings, *more)
             self._pilot = None if auto is None else Pilot.of(auto, parts, limit)

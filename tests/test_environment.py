@@ -220,6 +220,21 @@ def test_run_says_when_nothing_is_set_up(checkout_with_space: Path) -> None:
     assert "make demo" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("has_torch", "complaint"), [(False, "python has no torch: install it first"), (True, "no mpicxx on PATH")]
+)
+def test_horovod_is_not_built_where_it_cannot_be(tmp_path: Path, has_torch: bool, complaint: str) -> None:
+    for name in ("bash", "dirname", "sed"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    python = tmp_path / "python"
+    python.write_text(f"#!{shutil.which('bash')}\nexit {int(not has_torch)}\n")
+    python.chmod(0o755)
+    script = [str(tmp_path / "bash"), str(ENVIRONMENT / "install_horovod.sh")]
+    done = subprocess.run(script, env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert complaint in done.stderr
+
+
 def test_make_alone_lists_its_targets() -> None:
     done = subprocess.run(["make", "--no-print-directory"], cwd=ROOT, capture_output=True, text=True, check=True)
     for target in ("demo", "test", "lint", "format", "clean"):

@@ -277,7 +277,7 @@ def test_wrong_optimizers_and_names_are_named() -> None:
         ]
         for optimizer, names, said in cases:
             with pytest.raises((rp.ConfigurationError, rp.ArgumentTypeError), match=said):
-                rp.DistributedOptimizer(optimizer, names, comm=comm)
+                rp.DistributedOptimizer(optimizer, names, policy=IWP, comm=comm)
         wrapped = wrap(model, comm, IWP)
         with pytest.raises(rp.ConfigurationError, match="already"):
             rp.DistributedOptimizer(wrapped, named, comm=comm)

@@ -11,6 +11,7 @@ from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.momentum import takes_over
 from ringprune.policies import IWP, Dense, Policy, as_policy, check_abilities
 from ringprune.prediction import check_predictable
+from ringprune.recommended import recommended
 from ringprune.validation import real_number
 
 __all__ = ["Auto", "as_choice", "called", "names_of"]
@@ -88,11 +89,12 @@ def _check(policy: Any) -> None:
         )
 
 
-def as_choice(policy: Any, given: Mapping[str, bool]) -> tuple[Policy, Auto | None]:
+def as_choice(policy: Any, optimizer: torch.optim.Optimizer, given: Mapping[str, bool]) -> tuple[Policy, Auto | None]:
     """The policy that training begins with, and what chooses others; None where nothing does.
 
     Args:
         policy: what the wrapper was given.
+        optimizer: what it wraps.
         given: whether it was given arguments that only a policy of one's own choice can go with, by name.
 
     Raises:
@@ -101,7 +103,7 @@ def as_choice(policy: Any, given: Mapping[str, bool]) -> tuple[Policy, Auto | No
     if policy == "auto":
         policy = Auto()
     if not isinstance(policy, Auto):
-        return as_policy(policy), None
+        return recommended(optimizer) if policy == "iwp" else as_policy(policy), None
     for name, is_given in given.items():
         if is_given:
             raise ConfigurationError(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringprune.bench.table import plain
-from ringprune.errors import RingPruneError
+from ringprune.errors import ConfigurationError, RingPruneError
 from ringprune.readers import at_least, target
 from ringprune.simulation import table
 from ringprune.simulation.battery import Battery
@@ -71,7 +71,7 @@ def add_command(simulations: "argparse._SubParsersAction[argparse.ArgumentParser
     )
     parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots: loss and steps, best value and bytes")
     parser.add_argument(
-        "--document", type=Path, metavar="DIR", help="write DIR/accuracy.md, its rows and plots; makes no runs"
+        "--document", type=Path, metavar="DIR", help="write DIR/accuracy.md of all cells, rows and plots; makes no runs"
     )
     add_shared(parser)
     parser.set_defaults(run=_run)
@@ -79,6 +79,7 @@ def add_command(simulations: "argparse._SubParsersAction[argparse.ArgumentParser
 
 def _run(options: argparse.Namespace) -> int:
     try:
+        _check_whole(options)
         battery = Battery(
             [TASKS[name] for name in options.task or TASKS],
             methods(options.policy),
@@ -99,6 +100,20 @@ def _run(options: argparse.Namespace) -> int:
         print(f"ringprune simulate accuracy: {error}", file=sys.stderr)
         return 2
     return status
+
+
+def _check_whole(options: argparse.Namespace) -> None:
+    """A page of a part of the cells would take the others' place.
+
+    Raises:
+        ConfigurationError: it was asked for.
+    """
+    partial = [name for name in ("task", "policy", "budget", "seeds", "quick") if getattr(options, name)]
+    if options.document is not None and partial:
+        raise ConfigurationError(
+            f"--document writes the whole page, of all cells: leave --{' and --'.join(partial)} away; --plots and "
+            "--json take a part of them"
+        )
 
 
 def _give(studies: Sequence[Study], records: Mapping[str, Record], options: argparse.Namespace) -> None:

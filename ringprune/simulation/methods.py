@@ -59,8 +59,8 @@ class Method:
 
 
 def budget_name(budget: float) -> str:
-    """``1/50``, or ``1`` for all the bytes of dense."""
-    return "1" if budget == 1 else f"1/{round(1 / budget)}"
+    """``1/50``, ``1/62.5``, or ``1`` for all the bytes of dense."""
+    return "1" if budget == 1 else f"1/{1 / budget:.6g}"
 
 
 _IWP = "iwp:roots=all,local_steps=4,local_steps.momentum=shared,values=book4,dense_values=int8"

@@ -36,6 +36,10 @@ def accuracy(folder: Path, *arguments: str) -> int:
     return __main__.main(["simulate", "accuracy", *words])
 
 
+def write_page(folder: Path) -> int:
+    return __main__.main(["simulate", "accuracy", "--store", str(folder / "runs"), "--document", str(folder)])
+
+
 def rows(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads((folder / "rows").read_text())
     return found
@@ -93,7 +97,7 @@ def test_a_finished_table_takes_no_runs(tiny: Task, tmp_path: Path, monkeypatch:
         (("--policy", "iwq"), "neither a method"),
         (("--policy", "iwp:densty=1"), "did you mean 'density'"),
         (("--policy", "iwp:density=0.1"), "density is solved for"),
-        (("--document", "nowhere"), "there is no accuracy.md"),
+        (("--document", "docs"), "--document writes the whole page, of all cells: leave --task away"),
     ],
 )
 def test_mistakes_are_named(
@@ -213,8 +217,10 @@ def test_the_page_is_written_from_the_store(tiny: Task, tmp_path: Path) -> None:
 
 
 def test_a_page_without_markers_is_left_alone(tiny: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert write_page(tmp_path) == 2
+    assert "there is no accuracy.md" in capsys.readouterr().err
     (tmp_path / "accuracy.md").write_text("mine")
-    assert accuracy(tmp_path, "--document", str(tmp_path)) == 2
+    assert write_page(tmp_path) == 2
     assert "needs one pair" in capsys.readouterr().err
     assert (tmp_path / "accuracy.md").read_text() == "mine"
 
@@ -232,6 +238,7 @@ def test_the_committed_page_is_that_of_the_committed_runs() -> None:
 
 def test_budgets_have_names() -> None:
     assert [budget_name(budget) for budget in (1.0, *BUDGETS)] == ["1", "1/50", "1/150", "1/300", "1/600"]
+    assert [budget_name(1 / 62.5), budget_name(1 / 49)] == ["1/62.5", "1/49"], "no two budgets share a name"
 
 
 def cells(values: dict[str, list[float] | None]) -> list[Any]:
