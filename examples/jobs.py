@@ -105,7 +105,7 @@ def horovodrun(ranks: int, script: Path, *options: str) -> list[str]:
     launcher = shutil.which("horovodrun", path=environment()["PATH"])
     if launcher is None:
         raise FileNotFoundError(
-            "horovodrun was not found beside this Python or on PATH: pip install 'ringprune[horovod]'"
+            "horovodrun was not found beside this Python or on PATH: mpi_scripts/environment/install_horovod.sh"
         )
     return [launcher, "-np", str(ranks), sys.executable, str(script), *options]
 

@@ -15,7 +15,7 @@ policies:
   horovod-fp32   hvd.DistributedOptimizer as it is
   horovod-fp16   the same with hvd.Compression.fp16
   dense          ringprune.DistributedOptimizer, everything sent: the results of horovod-fp32
-  iwp            ringprune.DistributedOptimizer, importance weighted pruning: the share --density is sent
+  iwp            ringprune.DistributedOptimizer, importance weighted pruning: rp.IWP(--density, ...), of gradients
   auto           whichever of dense and iwp (without warm-up) is faster on this network, by measurement
 
 examples:

@@ -22,6 +22,7 @@ from ringprune.validation import flag, real_number
 from ringprune.wire import MAX_POSITIONS
 
 __all__ = [
+    "DENSE_ONLY",
     "advise",
     "called_by_horovod_broadcast",
     "check_guard",
@@ -46,6 +47,9 @@ _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 _NORMALISING = ("Adam", "Adamax", "NAdam", "RAdam", "RMSprop")
 """Optimizers that divide by a mean of squared gradients that forgets; with what derives from them, such as AdamW."""
+
+DENSE_ONLY = ("Adadelta", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
+"""Those of torch that raise at their first step on a sparse gradient."""
 
 _REFUSED = {
     "LBFGS": "its line search evaluates the loss several times per step, each on this rank's batch alone",
@@ -117,7 +121,8 @@ def advise(
             f'policy "iwp" for {type(optimizer).__name__}: every {policy.local_steps.count} steps ranks exchange what '
             f"their weights moved by ({sends}, {policy.values}), and differ in between. Evaluate inside "
             "optimizer.shared_weights(), end with optimizer.flush(), and search the learning rate again; give the "
-            "wrapper model= where it has BatchNorm. ringprune.IWP() exchanges gradients at every step"
+            "wrapper model= where it has BatchNorm. synchronize() does nothing; clipping and skipped steps are each "
+            "rank's own. ringprune.IWP() exchanges gradients at every step"
         )
     if policy.rows is not None and not any(getattr(m, "sparse", False) is True for m in model.modules()):
         _log.warning(

@@ -42,7 +42,8 @@ def ddp_hook(
     """A hook for ``model.register_comm_hook(None, ringprune.ddp_hook(policy))``; all ranks make it together.
 
     Args:
-        policy: a policy, or its name with its defaults; its momentum correction and look-ahead are left out.
+        policy: a policy, or its name with its function's defaults, ``IWP()`` for ``"iwp"``; its momentum correction
+            and look-ahead are left out.
         named_parameters: ``model.named_parameters()``, for errors and checkpoints; None numbers them.
         comm: a communicator, the name of one, or None for ``connect("torch")``: a group of all ranks.
         scaler: the loop's ``torch.amp.GradScaler``; an overflow on any rank then skips the step on all.

@@ -28,7 +28,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     """A torch optimizer whose gradients are averaged over all ranks, under a policy, before its step.
 
     Used like ``hvd.DistributedOptimizer``. Param groups, state and defaults are the wrapped optimizer's own, so
-    learning-rate schedulers work on either. Exchanges start during backward, as buckets of gradients fill.
+    learning-rate schedulers work on either. Exchanges start during backward, as buckets of gradients fill. With
+    ``local_steps`` what weights moved by is exchanged instead; overflows, NaN and clipping are then each rank's own.
 
     All ranks construct it, and call :meth:`step`, :meth:`synchronize` and :meth:`flush`, together.
 
@@ -36,7 +37,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: the optimizer to wrap. Plain ``torch.optim.SGD`` with momentum gets momentum correction if the policy
             asks for it; any other keeps its own state and gets error feedback.
         named_parameters: ``model.named_parameters()``; None numbers them.
-        policy: one, or its name; ``"iwp"`` is :func:`ringprune.recommended`, ``"auto"`` or a :class:`Auto` picks one.
+        policy: one, or its name: ``"iwp"`` is :func:`ringprune.recommended`, ``"auto"`` picks one. None: ``IWP()``.
         comm: a communicator, the name of one, or None for the default of :func:`ringprune.connect`: Horovod if
             initialised, else torch.distributed if initialised, else MPI. On ranks outside its group the wrapper only
             steps.
@@ -55,8 +56,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             difference raises RankMismatchError on all ranks. 0 is never.
         guard: a :class:`ringprune.Guard`, to send tensors whole whose residuals grow without bound; None for none.
         op: ``hvd.Average`` (default), ``hvd.Sum``, or ``"average"``, ``"sum"``.
-        compression: Horovod's; only ``hvd.Compression.none``, since the policy decides what is sent.
-        groups, num_groups: Horovod's; refused, buckets take their place.
+        compression, groups, num_groups: Horovod's; refused, since policy and buckets decide what is sent.
         process_set: a Horovod process set; on ranks outside it the wrapper only steps.
         sparse_as_dense: Horovod's; sparse gradients are made dense either way, unless the policy has ``rows``.
         gradient_predivide_factor: Horovod's; part of the division that happens before the sum.
@@ -74,7 +74,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         optimizer: torch.optim.Optimizer,
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
         *,
-        policy: Policy | Auto | str = "iwp",
+        policy: Policy | Auto | str | None = None,
         comm: Communicator | str | None = None,
         backward_passes_per_step: int = 1,
         scaler: Any = None,

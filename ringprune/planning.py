@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ringprune.arguments import DENSE_ONLY
 from ringprune.comm.communicator import Communicator
 from ringprune.embedding import embedding_of
 from ringprune.errors import ArgumentTypeError, ConfigurationError
@@ -125,7 +126,7 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
     Raises:
         ConfigurationError: updates cannot be summed.
     """
-    if parts.embeddings and (kind := type(parts.inner).__name__) in _DENSE_ONLY:
+    if parts.embeddings and (kind := type(parts.inner).__name__) in DENSE_ONLY:
         raise ConfigurationError(
             f"optimizer={kind} takes no sparse gradients; {next(iter(parts.embeddings))!r} is a ShardedEmbedding's: "
             "give the tables to SparseAdam, Adagrad or SGD, in a wrapper of their own"
@@ -143,13 +144,13 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
                 "gradients of rows are summed over them. Train in bfloat16, without a scaler"
             )
         if not parts.settings.mean.average:
-            raise ConfigurationError("op=Sum with local_steps: what the ranks' weights have moved by is averaged")
+            raise ConfigurationError(
+                "op=Sum with local_steps, as policy='iwp' has: what the ranks' weights have moved by is averaged. "
+                "Exchange gradients: policy=ringprune.IWP()"
+            )
         return UpdateMode(parts, statistics)
     return GradientMode(parts) if parts.sliced is None else PriorityMode(parts)
 
-
-_DENSE_ONLY = ("Adadelta", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
-"""Those of torch that raise at their first step on a sparse gradient."""
 
 _REASONS = {
     "scaler": "it decides on all gradients together whether a step is made; train in bfloat16, without a scaler",

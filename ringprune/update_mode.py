@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from ringprune.arguments import DENSE_ONLY
 from ringprune.checkpoint import Origin
 from ringprune.errors import UsageError
 from ringprune.local_steps import LocalSteps, OuterStep
@@ -101,6 +102,7 @@ class UpdateMode(Mode):
     def _step_alone(self, loss_scale: float) -> None:
         """Let the wrapped optimizer step. Where it fails on this rank alone, all raise at the next exchange."""
         try:
+            self._make_dense()
             self._correct(loss_scale)
             self._inner.step()
         except Exception as error:
@@ -108,6 +110,14 @@ class UpdateMode(Mode):
                 "rank %d: the wrapped optimizer failed; all ranks raise at the next exchange", self._comm.rank
             )
             self.note_fault(f"{type(error).__name__} in step() of the wrapped optimizer: {error}")
+
+    def _make_dense(self) -> None:
+        """Sparse gradients, for an optimizer that takes none: as gradient mode does for any."""
+        always = type(self._inner).__name__ in DENSE_ONLY
+        for group in self._inner.param_groups:
+            for param in group["params"] if always or group.get("weight_decay") else ():
+                if param.grad is not None and param.grad.is_sparse:
+                    param.grad = param.grad.to_dense()
 
     def _begin_interval(self) -> None:
         """The shared weights are what the parameters are now, changed by the caller since the last exchange or not.

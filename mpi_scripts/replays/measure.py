@@ -76,6 +76,8 @@ def replay(
         _iterate(model, replayed.step, sizes.warmup)
         while replayed.auto().get("deciding"):
             _iterate(model, replayed.step, 1)
+        if replayed.auto():
+            _iterate(model, replayed.step, sizes.warmup)  # what it has settled on begins anew, as the others did
         # Nothing is finished here: what the first of these iterations finds under way, the last one leaves so.
         before, busy = interfaces.sent(), processors.now()
         job.barrier()

@@ -93,7 +93,7 @@ def as_choice(policy: Any, optimizer: torch.optim.Optimizer, given: Mapping[str,
     """The policy that training begins with, and what chooses others; None where nothing does.
 
     Args:
-        policy: what the wrapper was given.
+        policy: what the wrapper was given; None for the defaults of IWP, which exchange gradients as Horovod does.
         optimizer: what it wraps.
         given: whether it was given arguments that only a policy of one's own choice can go with, by name.
 
@@ -103,6 +103,8 @@ def as_choice(policy: Any, optimizer: torch.optim.Optimizer, given: Mapping[str,
     if policy == "auto":
         policy = Auto()
     if not isinstance(policy, Auto):
+        if policy is None:
+            return IWP(), None
         return recommended(optimizer) if policy == "iwp" else as_policy(policy), None
     for name, is_given in given.items():
         if is_given:

@@ -9,6 +9,8 @@ import ringprune as rp
 from ringprune.auto import as_choice
 from ringprune.auto.choice import called, names_of
 
+SGD = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.1, momentum=0.9)
+
 
 @pytest.mark.parametrize(
     ("candidates", "error", "text"),
@@ -68,14 +70,16 @@ def test_dampening_goes_with_no_momentum_correction() -> None:
 
 
 def test_a_policy_is_itself_and_auto_begins_with_its_first() -> None:
-    assert as_choice("iwp", {}) == (rp.IWP(), None)
-    assert as_choice("auto", {}) == (rp.Dense(), rp.Auto())
+    assert as_choice(None, SGD, {}) == (rp.IWP(), None)
+    assert as_choice("iwp", SGD, {}) == (rp.recommended(SGD), None)
+    assert as_choice("dgc", SGD, {}) == (rp.DGC(), None)
+    assert as_choice("auto", SGD, {}) == (rp.Dense(), rp.Auto())
     mine = rp.Auto((rp.Dense("bf16"), rp.IWP(0.1)))
-    assert as_choice(mine, {}) == (rp.Dense("bf16"), mine)
+    assert as_choice(mine, SGD, {}) == (rp.Dense("bf16"), mine)
 
 
 @pytest.mark.parametrize("given", ["hierarchical=True", "guard"])
 def test_what_cannot_be_predicted_is_refused_by_name(given: str) -> None:
     with pytest.raises(rp.ConfigurationError, match=given):
-        as_choice("auto", {given: True})
-    as_choice("dense", {given: True})
+        as_choice("auto", SGD, {given: True})
+    as_choice("dense", SGD, {given: True})
