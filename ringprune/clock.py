@@ -38,7 +38,7 @@ class CudaClock:
 
     def now(self) -> Any:
         """This moment, as the GPU will come to it."""
-        event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event: Any = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 

@@ -1,4 +1,4 @@
-"""Drawing with matplotlib, which is optional: loading it, and writing a picture."""
+"""Drawing with matplotlib, which is optional: loading it, and writing a plot."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ def load_pyplot() -> Any:
     try:
         import matplotlib
     except ImportError as error:
-        raise DependencyError("--plot needs matplotlib: pip install matplotlib") from error
+        raise DependencyError("plots need matplotlib: pip install matplotlib") from error
     matplotlib.use("Agg")  # needs no display
     from matplotlib import pyplot
 
@@ -35,6 +35,6 @@ def save(figure: Any, path: Path) -> None:
     try:
         figure.savefig(path, dpi=120)
     except ValueError as error:
-        raise ConfigurationError(f"--plot {path}: {error}") from error
+        raise ConfigurationError(f"cannot write the plot {path}: {error}") from error
     finally:
         pyplot.close(figure)

@@ -151,7 +151,7 @@ class ShardedEmbedding(nn.Module):
             rows, inverse = torch.unique(indices.detach().long(), return_inverse=True)
         request = self._rows().ask(rows, problem)
         self.lookups, self.pulled = self.lookups + indices.numel(), self.pulled + len(rows)
-        pulled: Tensor = _Pull.apply(self.weight, self, request)  # type: ignore[no-untyped-call]
+        pulled: Tensor = _Pull.apply(self.weight, self, request)  # type: ignore[no-untyped-call]  # torch's, without annotations
         # Rows of 16 bits are float32 from here on, so that their gradients are added in that.
         return nn.functional.embedding(inverse, pulled).to(self.weight.dtype)
 

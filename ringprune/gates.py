@@ -70,7 +70,7 @@ class Gates:
                 self._hooks.append(module.register_forward_pre_hook(partial(self._gate, wanted), prepend=True))
             # Saving and loading reads and writes them where no forward pass waits.
             for register in (module.register_state_dict_pre_hook, module.register_load_state_dict_pre_hook):
-                self._hooks.append(register(self._everything_else))  # type: ignore[no-untyped-call]
+                self._hooks.append(register(self._everything_else))  # type: ignore[no-untyped-call]  # torch's, without annotations
 
     def _everything_else(self, *state: Any) -> None:
         """Before a module's state is saved or loaded."""
@@ -157,7 +157,7 @@ class _FirstUse(TorchFunctionMode):
                 module.register_forward_hook(lambda module, args, output: self._pop(), always_call=True),
             )
         ]
-        self.__enter__()  # type: ignore[no-untyped-call]
+        self.__enter__()  # type: ignore[no-untyped-call]  # torch's, without annotations
 
     def _push(self, module: nn.Module) -> None:
         self._running.append(module)
@@ -174,7 +174,7 @@ class _FirstUse(TorchFunctionMode):
         """Watch no longer."""
         for hook in self._hooks:
             hook.remove()
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's, without annotations
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note the parameters among the arguments, and call ``func``."""

@@ -219,7 +219,7 @@ class PriorityMode(GradientMode):
             self.metrics.steps += 1
             self._steps.remember()
             # A scheduler of the wrapped optimizer asks whether that has made a step.
-            self._inner._opt_called = True  # type: ignore[attr-defined]
+            self._inner._opt_called = True  # type: ignore[attr-defined]  # private to torch
         else:  # after synchronize(): the averages are in place
             super().step()
             self._compared = True

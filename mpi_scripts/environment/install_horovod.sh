@@ -23,9 +23,10 @@ mpicxx=$(command -v mpicxx) || fail "no mpicxx on PATH: load your site's MPI, or
 folders=$("$mpicxx" -show | tr ' ' '\n' | sed -n 's/^-L//p' | paste -sd ';' -)
 jobs=$(nproc)
 
-# Horovod's CMake project cannot do with a space in a path.
-place=$(mktemp -d /tmp/ringprune-horovod.XXXXXX)
+# Horovod's CMake project cannot do with a space in a path, so it sees this folder through a link.
+place=$(mktemp -d -t ringprune-horovod.XXXXXX)
 trap 'rm -rf "$place"' EXIT
+[[ $place != *" "* ]] || fail "TMPDIR has a space in it: name another"
 ln -s "$here" "$place/cmake"
 
 "$python" -m pip install cffi cloudpickle 'cmake>=3.21' packaging psutil PyYAML 'setuptools>=77,<81' wheel

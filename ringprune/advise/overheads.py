@@ -40,6 +40,6 @@ def _steps(bucket_bytes: int, comm: Communicator) -> float:
 
 def _step(optimizer: torch.optim.Optimizer, params: Sequence[torch.nn.Parameter]) -> None:
     loss = torch.cat(list(params)).sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
     optimizer.zero_grad()

@@ -189,7 +189,7 @@ def _row(case: Case, times: dict[str, Times], memory: float, exact: bool) -> Row
 
 def _graph_us(bucket: Bucket) -> float | None:
     """Microseconds of the fused step replayed from a CUDA graph; None where it cannot be captured."""
-    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
     bucket.restore()
     torch.cuda.synchronize()
     try:

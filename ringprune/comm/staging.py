@@ -81,7 +81,7 @@ class CudaCopies:
 
     def _side(self, device: torch.device) -> Any:
         if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._streams[device] = torch.cuda.Stream(device)
         return self._streams[device]
 
 

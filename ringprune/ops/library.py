@@ -28,7 +28,7 @@ REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
 # csrc/library.cpp leaves this line in the file, where it can be read without loading it.
 BUILD = re.compile(rb"ringprune native library, (built for torch ([^\s,]+), threads \w+)")
 
-_LIBRARY = torch.library.Library("ringprune", "DEF")  # type: ignore[no-untyped-call]
+_LIBRARY = torch.library.Library("ringprune", "DEF")
 _CHECKS: dict[OpOverload, Callable[..., None]] = {}
 
 
@@ -79,14 +79,14 @@ def define(
         return run
 
     try:
-        _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))  # type: ignore[no-untyped-call]
+        _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     except RuntimeError as error:
         if _PATH is None:
             raise
         raise _native_error(_PATH, f"its kernel for {name} takes other arguments: {error}") from error
     if _PATH is not None and not _has_kernel(name, "CPU"):
         raise _native_error(_PATH, f"it has no CPU kernel for {name}")
-    _LIBRARY.impl(name, checked(reference), "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(name, checked(reference), "CompositeExplicitAutograd")
     torch.library.register_fake(f"ringprune::{name}", checked(fake), lib=_LIBRARY)
     op: OpOverload = getattr(torch.ops.ringprune, name).default
     _CHECKS[op] = check
@@ -140,7 +140,7 @@ def _load(package: Path, mode: str) -> Path | None:
     if _is_cut_short(path):
         raise _native_error(path, "it is damaged: its end is missing")
     try:
-        torch.ops.load_library(path)  # type: ignore[no-untyped-call]
+        torch.ops.load_library(path)
     except (OSError, RuntimeError) as error:
         raise _native_error(path, str(error)) from error
     return path

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ringprune.errors import DependencyError
+from ringprune.drawing import load_pyplot, save
 from ringprune.simulation.methods import budget_name
 from ringprune.simulation.rows import rows_of
 from ringprune.simulation.study import Study
@@ -21,11 +21,7 @@ def draw(studies: Sequence[Study], folder: Path) -> list[Path]:
     Raises:
         DependencyError: matplotlib is missing.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise DependencyError("--plots needs matplotlib: pip install matplotlib") from error
-    matplotlib.use("Agg")  # needs no display
+    load_pyplot()
     done = [study for study in studies if study.best is not None]
     return [_curves(done, folder / CURVES), _front(done, folder / FRONT)] if done else []
 
@@ -47,7 +43,8 @@ def _curves(studies: Sequence[Study], path: Path) -> Path:
             ylabel = "validation loss (nats)" if column == 0 else None
             axes.set(title=title, xlabel="step", ylabel=ylabel, yscale="log")
             _tidy(axes)
-    return _save(figure, path)
+    save(figure, path)
+    return path
 
 
 def _front(studies: Sequence[Study], path: Path) -> Path:
@@ -68,7 +65,8 @@ def _front(studies: Sequence[Study], path: Path) -> Path:
                 axes.axhline(values[0], color=colours[name], linewidth=0.8, linestyle=":")
         axes.set(title=task.name, xlabel="megabytes sent by each rank in the run", ylabel=task.metric, xscale="log")
         _tidy(axes)
-    return _save(figure, path)
+    save(figure, path)
+    return path
 
 
 def _mean_curve(study: Study) -> tuple[list[int], list[float]]:
@@ -86,10 +84,9 @@ def _colours(studies: Sequence[Study]) -> Mapping[str, Any]:
 
 
 def _panels(rows: int, columns: int) -> tuple[Any, Any]:
-    from matplotlib import pyplot
-
     size = (4.6 * columns, 3.6 * rows)
-    return pyplot.subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    figure, panels = load_pyplot().subplots(rows, columns, figsize=size, squeeze=False, layout="constrained")
+    return figure, panels
 
 
 def _tidy(axes: Any) -> None:
@@ -101,11 +98,3 @@ def _tidy(axes: Any) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8)
-
-
-def _save(figure: Any, path: Path) -> Path:
-    from matplotlib import pyplot
-
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    return path

@@ -154,7 +154,7 @@ def value_code(name: str) -> ValueCode | None:
         ConfigurationError: no such format.
     """
     one_of("values", name, VALUE_FORMATS)
-    return None if name == "fp32" else ValueCode(name)  # type: ignore[arg-type]
+    return None if name == "fp32" else ValueCode(name)  # type: ignore[arg-type]  # one_of has looked
 
 
 def _power_below(values: Array) -> float:

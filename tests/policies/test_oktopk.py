@@ -59,7 +59,10 @@ def test_sums_of_proposals_are_kept_and_all_the_rest_stays_where_it_was(size: in
 
 def test_velocity_is_masked_only_where_a_value_was_sent_and_kept() -> None:
     size, policy = 3, rp.OkTopk(0.05, correction="local")
-    steps = lambda comm: [noise(comm.rank, step) for step in range(2)]  # noqa: E731
+
+    def steps(comm: rp.comm.Communicator) -> list[Tensor]:
+        return [noise(comm.rank, step) for step in range(2)]
+
     histories = rp.simulate(size, lambda comm: exchange(comm, policy, steps(comm), momentum=0.9))
     for rank, history in enumerate(histories):
         sent = history[0]["residual"] == 0

@@ -87,7 +87,7 @@ class SampledOutput(NextSymbol):
         assert isinstance(model, nn.Module)
         window = self.text.train[chosen.unsqueeze(1) + self.places]
         negatives = self._draw(draws)
-        return _sampled(model, window[:, :-1], window[:, 1:].flatten(), negatives, self.expected)  # type: ignore[arg-type]
+        return _sampled(model, window[:, :-1], window[:, 1:].flatten(), negatives, self.expected)  # type: ignore[arg-type]  # a module that is Tied
 
     def _draw(self, draws: torch.Generator) -> Tensor:
         even = torch.rand(self.negatives, generator=draws, dtype=torch.float64)
