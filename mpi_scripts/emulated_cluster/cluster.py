@@ -97,9 +97,12 @@ class Cluster:
     def temporary(cls, size: int, rate: str = "1gbit", **options: Any) -> Iterator["Cluster"]:
         """A cluster for the length of a ``with`` block, in a folder of its own; it ends when this process does.
 
+        A SIGTERM raises SystemExit in the block: what runs on the cluster is ended first.
+
         The arguments are those of :meth:`up`, without ``folder``, ``ttl`` and ``tied``.
         """
         with (
+            making.term_raises(),
             tempfile.TemporaryDirectory(prefix="ringprune-cluster-") as name,
             cls.up(size, rate, folder=Path(name), tied=True, **options) as cluster,
         ):

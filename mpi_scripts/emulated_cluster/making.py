@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
 from . import hosts, state
 from .errors import ClusterArgumentError, ClusterError
@@ -13,7 +14,17 @@ from .processes import boot, end
 from .state import State
 from .tools import in_network, ip, run
 
-__all__ = ["INTERFACE", "NETWORK", "all_or_nothing", "checked", "end_all", "join", "make_room", "start_hosts"]
+__all__ = [
+    "INTERFACE",
+    "NETWORK",
+    "all_or_nothing",
+    "checked",
+    "end_all",
+    "join",
+    "make_room",
+    "start_hosts",
+    "term_raises",
+]
 
 INTERFACE = "eth0"
 PREFIX = "10.77.0"
@@ -75,6 +86,27 @@ def all_or_nothing(folder: Path) -> Iterator[None]:
                 end_all(folder)
             if arrived:
                 raise KeyboardInterrupt if signal.SIGINT in arrived else SystemExit(128 + arrived[0])
+
+
+@contextlib.contextmanager
+def term_raises() -> Iterator[None]:
+    """A SIGTERM ends the block by SystemExit, so that all in it is taken down; where the caller handles it, as he does.
+
+    By itself it would end the process at once, and a job that this has started would go on.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _exit_once)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _exit_once(number: int, frame: FrameType | None) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second one must not end what the first has begun to take down
+    raise SystemExit(128 + number)
 
 
 @contextlib.contextmanager

@@ -248,6 +248,24 @@ def test_a_temporary_cluster_ends_with_a_killed_process() -> None:
 
 
 @needs_cluster
+def test_a_sigterm_ends_a_temporary_cluster_and_its_job() -> None:
+    """A replay that was told to stop left its mpirun behind, on a cluster that was gone."""
+    script = (
+        "from mpi_scripts.emulated_cluster import Cluster, launch\n"
+        "with Cluster.temporary(2) as c:\n"
+        "    launch(c, 2, ['bash', '-c', 'echo $$; exec sleep 60'], output='inherit')"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    with owner:
+        assert owner.stdout is not None
+        job = [found for _ in range(2) if (found := Process.of(int(owner.stdout.readline())))]
+        assert len(job) == 2
+        owner.terminate()
+        assert owner.wait(30) == 128 + signal.SIGTERM
+    assert not any(process.alive for process in job)
+
+
+@needs_cluster
 def test_hosts_end_by_themselves_and_leave_a_stale_state(tmp_path: Path) -> None:
     made = Cluster.up(2, "1gbit", folder=tmp_path, ttl=1)
     wait_until_gone([host.process for host in [*made.hosts, made.host("sw")]])
