@@ -4,18 +4,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy
-from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 from rows import method_of
 
+from ringprune.drawing import load_pyplot, save
+
 __all__ = ["draw"]
 
 TITLES = {"digits": "Handwritten digits, convolutional network", "charlm": "Python source text, character LSTM"}
-
-matplotlib.use("Agg")  # needs no display
 
 COLOURS = {"horovod-fp32": "#444444", "horovod-fp16": "#d98200", "ringprune:iwp": "#0b6fb8"}
 STYLES = {"horovod-fp16": (0, (4, 2))}
@@ -31,15 +29,14 @@ def draw(records: Sequence[dict[str, Any]], folder: Path) -> list[Path]:
 
 def _figure(records: Sequence[dict[str, Any]], against: str, label: str, path: Path) -> Path:
     tasks = list(dict.fromkeys(record["task"] for record in records))
-    figure, panels = pyplot.subplots(
+    figure, panels = load_pyplot().subplots(
         1, len(tasks), figsize=(5.6 * len(tasks), 4.2), squeeze=False, layout="constrained"
     )
     for axes, task in zip(panels[0], tasks, strict=True):
         _panel(axes, [record for record in records if record["task"] == task], against)
         axes.set(title=TITLES.get(task, task), xlabel=label)
     panels[0][0].set_ylabel("training loss (mean over ranks)")
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    save(figure, path)
     return path
 
 

@@ -89,11 +89,11 @@ def _finish(rows: list[Row], options: argparse.Namespace) -> None:
 
     if options.json == "-":
         print(json.dumps(rows, indent=1))
+    table.show(rows, Console(stderr=options.json == "-"))
     if options.plot:
         from exchanges.figure import draw
 
         draw(rows, options.plot)
-    table.show(rows, Console(stderr=options.json == "-"))
 
 
 def _write(rows: list[Row], to: str | None) -> None:

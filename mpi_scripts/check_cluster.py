@@ -19,6 +19,7 @@ if str(ROOT) not in sys.path:
 from mpi4py import MPI
 
 from mpi_scripts.cluster_check import findings, links, ranks, report, selection
+from ringprune.readers import picture
 
 EPILOG = """\
 Links are measured between hosts, from the first rank of each; where there is one host, between its ranks. Hosts of the
@@ -37,9 +38,9 @@ def main() -> int:
         if options.json:
             options.json.write_text(json.dumps(found.record, indent=1) + "\n")
         if options.plot:
-            from mpi_scripts.cluster_check import picture
+            from mpi_scripts.cluster_check.picture import draw
 
-            picture.draw(found, options.plot)
+            draw(found, options.plot)
     return 1 if options.strict and found.warnings else 0
 
 
@@ -83,7 +84,7 @@ def _options(rank: int) -> argparse.Namespace:
         description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to FILE for programs")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw it; .png, .pdf or .svg")
+    parser.add_argument("--plot", type=picture, metavar="FILE", help="draw it; .png, .pdf or .svg")
     parser.add_argument("--seconds", type=float, default=0.3, help="for each measurement of a link (0.3)")
     parser.add_argument(
         "--most-pairs", type=int, default=400, help="with more pairs of hosts only some are taken (400)"

@@ -22,7 +22,7 @@ from replays.methods import COMMUNICATORS, DEFAULTS, HOROVOD, named
 from rich.console import Console
 
 from ringprune.profiles.format import BadProfile, read
-from ringprune.readers import above_zero, at_least
+from ringprune.readers import above_zero, at_least, picture
 
 PROFILES = HERE / "profiles"
 NOTHING_MEASURED, INTERRUPTED = 3, 130  # exit status
@@ -88,9 +88,7 @@ def _in_job(options: argparse.Namespace) -> int:
         if options.trace:
             timeline.write_trace(events, Path(options.trace))
         if options.plot:
-            timeline.draw(
-                events, f"{rows[0]['model']}, {rows[0]['ranks']} ranks, {rows[0]['rate']}", Path(options.plot)
-            )
+            timeline.draw(events, f"{rows[0]['model']}, {rows[0]['ranks']} ranks, {rows[0]['rate']}", options.plot)
     return 0
 
 
@@ -161,7 +159,7 @@ def _parsed(arguments: Sequence[str] | None, is_rank: bool) -> argparse.Namespac
     add("--time-limit", type=above_zero, default=900.0, metavar="S", help="seconds for each job; 900")
     add("--json", metavar="FILE", help="write the rows for programs; - is standard output")
     add("--trace", metavar="FILE", help="write what rank 0 did when, for chrome://tracing")
-    add("--plot", metavar="FILE", help="draw it")
+    add("--plot", type=picture, metavar="FILE", help="draw it; .png, .pdf or .svg")
     options = parser.parse_args(arguments)
     try:
         named(options.methods)

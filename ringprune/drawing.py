@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ringprune.errors import ConfigurationError, DependencyError
+from ringprune.errors import DependencyError
 
 __all__ = ["load_pyplot", "save"]
 
@@ -25,16 +25,8 @@ def load_pyplot() -> Any:
 
 
 def save(figure: Any, path: Path) -> None:
-    """Write a figure, and let go of it.
-
-    Raises:
-        ConfigurationError: the file's name ends in no format that matplotlib writes.
-    """
+    """Write a figure in the format that the file's name ends in, and let go of it."""
     from matplotlib import pyplot
 
-    try:
-        figure.savefig(path, dpi=120)
-    except ValueError as error:
-        raise ConfigurationError(f"cannot write the plot {path}: {error}") from error
-    finally:
-        pyplot.close(figure)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -10,6 +10,7 @@ from pathlib import Path
 __all__ = ["above_zero", "at_least", "picture", "rate", "share", "target", "written_rate"]
 
 UNLIMITED = "unlimited"
+PICTURES = (".png", ".pdf", ".svg")
 FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -68,11 +69,11 @@ def target(text: str) -> str:
     return text
 
 
-def picture(text: str) -> str:
-    """A file that can be written, for a picture."""
-    if text == "-":
-        raise argparse.ArgumentTypeError("'-': a picture goes to a file, such as plot.png")
-    return target(text)
+def picture(text: str) -> Path:
+    """A file that can be written, for a picture: refused here, not when all that it shows has been measured."""
+    if Path(text).suffix not in PICTURES:
+        raise argparse.ArgumentTypeError(f"{text!r}: a file whose name ends in {', '.join(PICTURES)}")
+    return Path(target(text))
 
 
 def _number(text: str) -> float:

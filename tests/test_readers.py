@@ -1,4 +1,4 @@
-"""Readers of words on a command line: rates are what the emulated cluster reads, and written as they are read."""
+"""The readers of command lines: rates are what the emulated cluster reads, and written as they are read; files."""
 
 import argparse
 import math
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringprune.readers import rate, written_rate
+from ringprune.readers import picture, rate, written_rate
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "mpi_scripts"))
 
@@ -36,3 +36,10 @@ def test_what_is_written_is_read_again_to_three_digits(bits: float) -> None:
 def test_what_is_no_rate_is_refused_with_an_example(word: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="100mbit"):
         rate(word)
+
+
+@pytest.mark.parametrize("text", ["-", "plot", "plot.doc", "missing/plot.png"])
+def test_no_file_for_a_picture(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(argparse.ArgumentTypeError, match="a file "):
+        picture(text)

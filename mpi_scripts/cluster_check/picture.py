@@ -3,32 +3,32 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import matplotlib
-from matplotlib import pyplot
-from matplotlib.axes import Axes
+from ringprune.drawing import load_pyplot, save
 
 from .links import Pair
 from .report import Report
 
 __all__ = ["draw"]
 
-matplotlib.use("Agg")  # needs no display
-
 MOST_NUMBERS = 12  # places up to which each cell carries its number
 
 
 def draw(report: Report, path: Path) -> None:
-    """Write the picture; its format follows the file's name."""
-    figure, panels = pyplot.subplots(1, 3, figsize=(13.5, 4.2), layout="constrained")
+    """Write the picture; its format follows the file's name.
+
+    Raises:
+        DependencyError: matplotlib is missing.
+    """
+    figure, panels = load_pyplot().subplots(1, 3, figsize=(13.5, 4.2), layout="constrained")
     _matrix(panels[0], report, "bandwidth, Mbit/s (row sends to column)", lambda p: p.bits_per_second / 1e6, "viridis")
     _matrix(panels[1], report, "latency, microseconds", lambda p: 1e6 * p.seconds, "viridis_r")
     _costs(panels[2], report)
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    save(figure, path)
 
 
-def _matrix(axes: Axes, report: Report, title: str, value: Callable[[Pair], float], colours: str) -> None:
+def _matrix(axes: Any, report: Report, title: str, value: Callable[[Pair], float], colours: str) -> None:
     size = len(report.places)
     cells = [[math.nan] * size for _ in range(size)]
     for (i, j), pair in report.links.pairs.items():
@@ -46,7 +46,7 @@ def _matrix(axes: Axes, report: Report, title: str, value: Callable[[Pair], floa
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
 
 
-def _costs(axes: Axes, report: Report) -> None:
+def _costs(axes: Any, report: Report) -> None:
     bars = {"select": max(report.selection.values()), **report.network_seconds}
     names = {"select": "select\n(slowest host)", "dense": "send all", "packed": "send selected"}
     drawn = axes.bar([names[name] for name in bars], [1e3 * seconds for seconds in bars.values()])

@@ -4,22 +4,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-from matplotlib import pyplot
-from matplotlib.axes import Axes
-
 from exchanges.rows import AS_IT_IS, bits_per_second
 from exchanges.simulated import RATE
+from ringprune.drawing import load_pyplot, save
 
 __all__ = ["draw"]
 
 Row = dict[str, Any]
 
-matplotlib.use("Agg")  # needs no display
-
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Write the figure: a line of panels per model, a line per method; what the rows do not have is left out."""
+    """Write the figure: a line of panels per model, a line per method; what the rows do not have is left out.
+
+    Raises:
+        DependencyError: matplotlib is missing.
+    """
+    pyplot = load_pyplot()
     models = list(dict.fromkeys(row["model"] for row in rows))
     timed = [row for row in rows if row["seconds"] is not None]
     panels = ([_against_rate] if timed else []) + [_against_ranks]
@@ -39,11 +39,10 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             axes.grid(alpha=0.25)
             axes.spines[["top", "right"]].set_visible(False)
         line[-1].legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
+    save(figure, path)
 
 
-def _against_rate(axes: Axes, rows: Sequence[Row]) -> None:
+def _against_rate(axes: Any, rows: Sequence[Row]) -> None:
     rows = [row for row in rows if row["seconds"] is not None]
     ranks = max(row["ranks"] for row in rows)
     rows = [row for row in rows if row["ranks"] == ranks]
@@ -53,7 +52,7 @@ def _against_rate(axes: Axes, rows: Sequence[Row]) -> None:
     axes.set(ylabel="seconds per exchange", xlabel=f"rate of the links, {ranks} ranks", yscale="log")
 
 
-def _against_ranks(axes: Axes, rows: Sequence[Row]) -> None:
+def _against_ranks(axes: Any, rows: Sequence[Row]) -> None:
     shown = [row for row in rows if row["rate"] == RATE] or [row for row in rows if row["nic_bytes_per_rank"]] or rows
     of = (
         "counted_bytes_per_rank"
@@ -67,7 +66,7 @@ def _against_ranks(axes: Axes, rows: Sequence[Row]) -> None:
     axes.minorticks_off()
 
 
-def _lines(axes: Axes, rows: Sequence[Row], x: Callable[[Row], float], y: Callable[[Row], float]) -> None:
+def _lines(axes: Any, rows: Sequence[Row], x: Callable[[Row], float], y: Callable[[Row], float]) -> None:
     for number, method in enumerate(dict.fromkeys(row["method"] for row in rows)):
         points = sorted({x(row): y(row) for row in rows if row["method"] == method}.items())
         dashes = "--" if method.endswith("-ring") else "-"

@@ -4,14 +4,13 @@ import argparse
 import difflib
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from models import PUBLISHED
 
 from exchanges.choice import COMMUNICATORS, FORMATS, Choice
 from exchanges.methods import DEFAULTS, METHODS, Unknown, named
 from exchanges.words import link_rate, listed
-from ringprune.readers import at_least, share, target
+from ringprune.readers import at_least, picture, share, target
 
 __all__ = ["SECONDS", "choice_of", "parsed"]
 
@@ -137,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     results.add_argument(
         "--json", type=target, metavar="FILE", help="write the rows for programs; - is standard output"
     )
-    results.add_argument("--plot", type=_picture, metavar="FILE", help="draw seconds against rate, bytes against ranks")
+    results.add_argument("--plot", type=picture, metavar="FILE", help="draw seconds against rate, bytes against ranks")
     return parser
 
 
@@ -179,10 +178,3 @@ def _peer(text: str) -> str:
     if not all(part.isidentifier() for part in [*module.split("."), function]):
         raise argparse.ArgumentTypeError(f"{text!r}: MODULE:FUNCTION, such as mine.exchanges:sparse")
     return text
-
-
-def _picture(text: str) -> Path:
-    path = Path(target(text))
-    if path.suffix not in (".png", ".pdf", ".svg"):
-        raise argparse.ArgumentTypeError(f"{text!r}: a file ending in .png, .pdf or .svg")
-    return path

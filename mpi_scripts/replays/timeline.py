@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from replays.model import Event
+from ringprune.drawing import load_pyplot, save
 
 __all__ = ["draw", "write_trace"]
 
@@ -27,11 +28,12 @@ def write_trace(events: Mapping[str, Sequence[Event]], path: Path) -> None:
 
 
 def draw(events: Mapping[str, Sequence[Event]], title: str, path: Path) -> None:
-    """Compute above the network, method below method, on one axis of time."""
-    import matplotlib
+    """Compute above the network, method below method, on one axis of time.
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    Raises:
+        DependencyError: matplotlib is missing.
+    """
+    pyplot = load_pyplot()
     from matplotlib.patches import Patch
 
     figure, axes = pyplot.subplots(figsize=(10, 1 + 1.1 * len(events)))
@@ -45,5 +47,4 @@ def draw(events: Mapping[str, Sequence[Event]], title: str, path: Path) -> None:
     axes.set_title(title)
     axes.legend(handles=[Patch(color=colour, label=what) for what, colour in COLOURS.items()], loc="upper right")
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save(figure, path)

@@ -85,7 +85,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     add(
         "--goodput", type=share, default=GOODPUT, metavar="S", help="payload's share of the rate; 0.94, TCP on Ethernet"
     )
-    add("--plot", type=picture, metavar="FILE", help="draw step time against rate; PNG, or as the name ends")
+    add("--plot", type=picture, metavar="FILE", help="draw step time against rate; .png, .pdf or .svg")
     add("--json", type=target, metavar="FILE", help="write the rows to FILE for programs; - is standard output")
     parser.set_defaults(run=_run, link="as given")
 
@@ -177,7 +177,7 @@ def _draw(
     curves = {name: curve(setting, policy, RATES, link_of) for name, policy in methods.items()}
     compute = setting.workload.compute_seconds
     title = f"{setting.workload.model}, {setting.ranks} ranks, {1e3 * compute:,.0f} ms of compute"
-    draw(curves, compute, options.rate, title, Path(options.plot))
+    draw(curves, compute, options.rate, title, options.plot)
 
 
 def _show(rows: Sequence[Row], written: str, speeds: Speeds) -> None:

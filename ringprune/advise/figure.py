@@ -29,7 +29,6 @@ def draw(curves: Mapping[str, list[float]], compute: float, rate: float, title: 
 
     Raises:
         DependencyError: matplotlib is missing.
-        ConfigurationError: the file's name ends in no format that it writes.
     """
     pyplot = load_pyplot()
 

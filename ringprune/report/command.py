@@ -91,7 +91,7 @@ def _run(options: argparse.Namespace) -> int:
         runs = {path: read(path) for path in dict.fromkeys(options.files)}
         rows = [row_of(path, lines) for path, lines in runs.items()]
         if options.plot:
-            draw({str(path): lines for path, lines in runs.items()}, Path(options.plot))
+            draw({str(path): lines for path, lines in runs.items()}, options.plot)
     except RingPruneError as error:
         print(f"ringprune report: {error}", file=sys.stderr)
         return 2

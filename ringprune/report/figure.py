@@ -15,7 +15,6 @@ def draw(runs: Mapping[str, Sequence[Line]], path: Path) -> None:
 
     Raises:
         DependencyError: matplotlib is missing.
-        ConfigurationError: the file's name ends in no format that it writes.
     """
     pyplot = load_pyplot()
     from matplotlib.ticker import LogLocator, NullFormatter

@@ -36,7 +36,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str, inside: bool 
         (["--steps", "0"], "at least 1"),
         (["--peer", "mine"], "MODULE:FUNCTION"),
         (["--methods", "peer"], "--peer MODULE:FUNCTION is missing"),
-        (["--plot", "rows.doc"], "ending in .png, .pdf or .svg"),
+        (["--plot", "rows.doc"], "ends in .png, .pdf, .svg"),
         (["--json", "no/such/folder/rows.json"], "a folder that exists"),
     ],
 )
