@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -140,8 +141,8 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
     if parts.policy.local_steps is not None:
         if parts.embeddings and parts.scale.enabled:
             raise ConfigurationError(
-                "local_steps with a scaler and a ShardedEmbedding: ranks scale their losses by themselves, and "
-                "gradients of rows are summed over them. Train in bfloat16, without a scaler"
+                "local_steps, as policy='iwp' has, with a scaler and a ShardedEmbedding: ranks scale their losses by "
+                "themselves, and gradients of rows are summed over them. Train in bfloat16, without a scaler"
             )
         if not parts.settings.mean.average:
             raise ConfigurationError(
@@ -149,7 +150,23 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
                 "Exchange gradients: policy=ringprune.IWP()"
             )
         return UpdateMode(parts, statistics)
-    return GradientMode(parts) if parts.sliced is None else PriorityMode(parts)
+    if parts.sliced is None:
+        return GradientMode(parts)
+    _check_halves(parts)
+    return PriorityMode(parts)
+
+
+def _check_halves(parts: Parts) -> None:
+    """Averages of what was kept back may be beyond float16, and the first layers step before the last are known."""
+    plan, as_is = parts.plan, parts.policy.dense_as_is
+    kept = [plan.params[i] for b in plan.buckets if b.route == "packed" or not as_is for i in b.members]
+    halves = list(dict.fromkeys(spec.name for spec in kept if spec.dtype == torch.float16))
+    if halves:
+        raise ConfigurationError(
+            f"policy {parts.policy.name!r} schedules the forward pass and keeps back a part of {len(halves)} float16 "
+            f"parameters, such as {halves[0]!r}: what has added up may be too large for them when layers have made "
+            "their steps already. Keep the parameters in float32, under torch.autocast, or in bfloat16"
+        )
 
 
 _REASONS = {

@@ -579,6 +579,18 @@ def test_what_cannot_go_with_a_schedule_is_refused_with_the_reason(wrong: str) -
     rp.simulate(2, rank, timeout=60)
 
 
+def test_float16_parameters_of_which_something_is_kept_back_are_refused() -> None:
+    """What was kept back adds up beyond float16, and the step of the first layers had been made with infinities."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model().half()
+        with pytest.raises(rp.ConfigurationError, match=r"float16 parameters, such as '0\.weight.*torch\.autocast"):
+            wrap(model, comm, replace(rp.IWP(0.1, min_numel=1), schedule=rp.LayerPriority()))
+        wrap(model, comm, rp.P3()).close()
+
+    rp.simulate(2, rank, timeout=60)
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
