@@ -10,7 +10,10 @@ from torch import Tensor
 from ringprune.errors import ArgumentTypeError
 from ringprune.validation import flag, one_of, real_number, whole_number
 
-__all__ = ["LocalSteps", "OuterStep", "as_local_steps"]
+__all__ = ["Interval", "LocalSteps", "OuterStep", "as_local_steps"]
+
+MOST = 16
+"""How many times ``count`` steps an interval has at the most, however small its learning rate."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,15 @@ class LocalSteps:
     have moved on average (:class:`~ringprune.shared_momentum.SharedMomentum`): that costs no bytes, and one number of
     memory per entry.
 
+    Where the learning rate falls, so does what a local step changes, and exchanges may be farther apart. With
+    ``growth`` there is one each time that this sum over all steps passes a multiple of ``count``::
+
+        sum of (lr / the highest lr so far) ** growth
+
+    so every ``count`` steps at the highest rate, and every 16 times as many at the least. ``growth=2`` is the quadratic
+    synchronization rule of Gu, Lyu, Arora and Huang (arXiv 2310.14423), ``growth=1`` its linear form. The learning rate
+    has to be the same on all ranks.
+
     Args:
         count: steps of the wrapped optimizer from one exchange to the next, H; at least 1.
         outer_lr: learning rate of the outer step.
@@ -36,6 +48,7 @@ class LocalSteps:
         nesterov: whether that is Nesterov's.
         momentum: the wrapped optimizer's: each rank's ``"own"``, or ``"shared"`` for SGD with momentum, Adam and AdamW;
             other optimizers keep theirs.
+        growth: how the steps between exchanges grow as the largest learning rate of any param group falls; 0: not.
     """
 
     count: int
@@ -43,6 +56,7 @@ class LocalSteps:
     outer_momentum: float = 0.0
     nesterov: bool = True
     momentum: Literal["own", "shared"] = "own"
+    growth: float = 0.0
 
     def __post_init__(self) -> None:
         whole_number("local_steps", self.count, 1)
@@ -50,6 +64,7 @@ class LocalSteps:
         real_number("outer_momentum", self.outer_momentum, least=0, below=1)
         flag("nesterov", self.nesterov)
         one_of("momentum", self.momentum, ("own", "shared"))
+        real_number("growth", self.growth, least=0)
 
 
 def as_local_steps(local_steps: int | LocalSteps | None) -> LocalSteps | None:
@@ -63,6 +78,51 @@ def as_local_steps(local_steps: int | LocalSteps | None) -> LocalSteps | None:
     if isinstance(local_steps, bool) or not isinstance(local_steps, int):
         raise ArgumentTypeError(f"local_steps={local_steps!r}: a whole number, a ringprune.LocalSteps, or None")
     return LocalSteps(local_steps)
+
+
+class Interval:
+    """The steps that were made since the last exchange, and whether the next one is due.
+
+    Args:
+        choice: how many steps lie between two exchanges.
+        inner: the wrapped optimizer, for its learning rates.
+
+    Attributes:
+        steps: made by this rank since the last exchange.
+    """
+
+    def __init__(self, choice: LocalSteps, inner: torch.optim.Optimizer) -> None:
+        self._choice, self._inner = choice, inner
+        self.steps = 0
+        self._gone = torch.zeros((), dtype=torch.float64)
+        self._highest = torch.zeros((), dtype=torch.float64)
+
+    def stepped(self) -> None:
+        """A step was made, or left out on this rank alone: intervals are counted alike on all."""
+        self.steps += 1
+        if self._choice.growth:
+            rate = max(float(group["lr"]) for group in self._inner.param_groups)
+            self._highest.clamp_(min=rate)
+            share = rate / float(self._highest) if self._highest else 1.0
+            self._gone += share**self._choice.growth
+
+    @property
+    def full(self) -> bool:
+        """Whether an exchange is due."""
+        count = self._choice.count
+        if not self._choice.growth:
+            return self.steps >= count
+        return float(self._gone) >= count or self.steps >= MOST * count
+
+    def begin(self) -> None:
+        """Another one; what was more than ``count`` counts for it."""
+        self.steps = 0
+        self._gone.sub_(self._choice.count).clamp_(min=0)
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint needs besides the number of steps."""
+        return {"gone": self._gone, "highest": self._highest} if self._choice.growth else {}
 
 
 class OuterStep:

@@ -10,13 +10,19 @@ from torch import Tensor
 from ringprune.arguments import DENSE_ONLY
 from ringprune.checkpoint import Origin
 from ringprune.errors import UsageError
-from ringprune.local_steps import LocalSteps, OuterStep
+from ringprune.local_steps import Interval, LocalSteps, OuterStep
 from ringprune.mode import Mode, Parts
 from ringprune.reduction import Mean
 from ringprune.residual import Correction
 from ringprune.shared_momentum import SharedMomentum
 
 __all__ = ["UpdateMode"]
+
+_OUT_OF_STEP = (
+    "the ranks have made different numbers of steps since the last exchange: LocalSteps(growth=) counts by the "
+    "learning rate, which differs between them. Let all ranks' schedulers see the same, such as an averaged loss; what "
+    "the weights have moved by since then is undone"
+)
 
 _log = logging.getLogger("ringprune")
 
@@ -41,7 +47,7 @@ class UpdateMode(Mode):
         self._shared = [_as_exact(param) for param in parts.params]
         self._buffers = dict(buffers)
         self._shared_buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-        self._local_steps = 0
+        self._interval = Interval(choice, parts.inner)
         self._saw_gradient = self._started = self._changed = self._overflowed = self._averaged = False
         self._set_aside: list[Tensor] | None = None  # inside shared_weights(): what this rank had
         self._raises = parts.settings.nonfinite == "raise"
@@ -60,7 +66,7 @@ class UpdateMode(Mode):
     @property
     def local_steps(self) -> int:
         """Steps made since the last exchange, by this rank alone."""
-        return self._local_steps
+        return self._interval.steps
 
     def idle(self, call: str) -> None:
         """Check that ``call`` is not made inside :meth:`shared_weights`, nor between backward and step."""
@@ -95,9 +101,9 @@ class UpdateMode(Mode):
             self.metrics.steps += 1
         if self._momentum is not None:
             self._momentum.stepped()
-        self._local_steps += 1
-        if self._local_steps >= self._choice.count:
-            self._exchange()
+        self._interval.stepped()
+        if self._interval.full:
+            self._exchange(aligned=True)
 
     def _step_alone(self, loss_scale: float) -> None:
         """Let the wrapped optimizer step. Where it fails on this rank alone, all raise at the next exchange."""
@@ -124,7 +130,7 @@ class UpdateMode(Mode):
 
         Where they were, all ranks look at the next exchange whether it was alike.
         """
-        if self._local_steps:
+        if self._interval.steps:
             return
         for shared, param in zip(self._shared, self.params, strict=True):
             # A 16-bit parameter is its float32 weight rounded, unless the caller has changed it.
@@ -162,13 +168,17 @@ class UpdateMode(Mode):
 
     # -- an exchange --------------------------------------------------------------------------------------------------
 
-    def _exchange(self) -> None:
+    def _exchange(self, *, aligned: bool) -> None:
         """Exchange what the weights have moved by since the last time, and go on from the shared weights.
+
+        Args:
+            aligned: all ranks have made as many steps since then.
 
         Raises:
             NonFiniteGradientError, UsageError: on all ranks together; the weights are those of the last exchange.
         """
-        steps, self._local_steps = self._local_steps, 0
+        steps = self._interval.steps
+        self._interval.begin()
         moved = self._moved()
         self._note_strangers()
         self._verdict.saw_gradient = self._saw_gradient
@@ -176,9 +186,12 @@ class UpdateMode(Mode):
         self._open = True
         try:
             self.exchange.begin(steps)
-            self._verdict.start(self._changed, self._overflowed)
+            # Of unequal numbers of steps the mean of the squares is not the square of the mean, as all ranks see.
+            self._verdict.start(self._changed, self._overflowed, *((steps, steps**2) if self._choice.growth else ()))
             made = self._verdict.wait()
-            changed, overflowed = self._verdict.more
+            changed, overflowed, *counted = self._verdict.more
+            if aligned and counted and self._comm.size * counted[1] != counted[0] ** 2:
+                raise UsageError(_OUT_OF_STEP)
             if changed:
                 self.exchange.check_weights()
             if made:
@@ -259,7 +272,7 @@ class UpdateMode(Mode):
         self.idle("flush()")
         self._begin_interval()
         self._saw_gradient = True
-        self._exchange()
+        self._exchange(aligned=False)
         averages = [torch.zeros_like(shared) for shared in self._shared]
         self.exchange.flush(averages)
         with torch.no_grad():
@@ -308,8 +321,10 @@ class UpdateMode(Mode):
                 entry["elapsed"], entry["interval"] = self._momentum.elapsed[i], self._momentum.interval[i]
         for name, shared in self._shared_buffers.items():
             state[f"buffer {name}"] = {"shared": shared}
+        if pace := self._interval.state:
+            state["local steps"] = pace
         for name, own in self._own_by_name().items():
-            if self._local_steps or name.startswith("buffer "):  # a forward pass may have changed these since
+            if self._interval.steps or name.startswith("buffer "):  # a forward pass may have changed these since
                 state[name]["own"] = own
         return state
 
@@ -330,7 +345,7 @@ class UpdateMode(Mode):
     def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], origin: Origin) -> None:
         """The state was overwritten from a checkpoint; between intervals the parameters become the shared weights."""
         super().resumed(saved, origin)
-        self._local_steps, self._started, self._averaged = origin.local_steps, True, True
+        self._interval.steps, self._started, self._averaged = origin.local_steps, True, True
         self._saw_gradient = origin.local_steps > 0
         if not origin.local_steps:
             self._restore_weights()

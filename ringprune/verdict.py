@@ -65,8 +65,8 @@ class Verdict:
         """The caller of this rank did something that cannot work; the first is kept."""
         self.fault = self.fault or finding
 
-    def start(self, *more: bool) -> None:
-        """Send this rank's findings, and ``more`` that the caller asks all ranks about, 4 bytes each."""
+    def start(self, *more: int) -> None:
+        """Send this rank's findings, and ``more`` whose sums over the ranks the caller asks for, 4 bytes each."""
         counts = [bool(self._nonfinite), self.fault is not None, self.saw_gradient, *more]
         with self._metrics.sending("headers"):
             message = torch.tensor(counts, dtype=torch.int32, device=self._device)

@@ -131,8 +131,10 @@ def messages(bucket: Bucket, policy: Policy, ranks: int, route: Route) -> list[M
 
 
 def verdict(policy: Policy) -> Message:
-    """What all ranks tell one another of a step: two numbers more in update mode."""
-    return Message("allreduce", 12 if policy.local_steps is None else 20, (("headers", 1.0),))
+    """What all ranks tell one another of a step: two numbers more in update mode, and two about growing intervals."""
+    steps = policy.local_steps
+    numbers = 3 if steps is None else 7 if steps.growth else 5
+    return Message("allreduce", 4 * numbers, (("headers", 1.0),))
 
 
 def bytes_sent(found: Sequence[Message], ranks: int) -> dict[Content, float]:

@@ -62,6 +62,7 @@ EXACT = [
     rp.IWP(0.05, values="book4", dense_values="fp16"),
     rp.IWP(0.01, refresh=2),
     rp.IWP(0.01, local_steps=2),
+    rp.IWP(0.01, local_steps=rp.LocalSteps(2, growth=1.0)),
     rp.IWP(0.9),
     rp.IWP(0.01, reduction="ring"),
     rp.IWP(0.05, values="fp16", reduction="ring"),
