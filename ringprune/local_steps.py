@@ -38,8 +38,8 @@ class LocalSteps:
         sum of (lr / the highest lr so far) ** growth
 
     so every ``count`` steps at the highest rate, and every 16 times as many at the least. ``growth=2`` is the quadratic
-    synchronization rule of Gu, Lyu, Arora and Huang (arXiv 2310.14423), ``growth=1`` its linear form. The learning rate
-    has to be the same on all ranks.
+    synchronization rule of Gu, Lyu, Arora, Zhang and Huang (arXiv 2310.14423), ``growth=1`` its linear form. The
+    learning rate has to be the same on all ranks.
 
     Args:
         count: steps of the wrapped optimizer from one exchange to the next, H; at least 1.
