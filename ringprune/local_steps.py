@@ -1,8 +1,8 @@
 """Update mode's choices: how many local steps lie between two exchanges, and the outer step on what was exchanged."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -85,23 +85,26 @@ class Interval:
 
     Args:
         choice: how many steps lie between two exchanges.
-        inner: the wrapped optimizer, for its learning rates.
 
     Attributes:
         steps: made by this rank since the last exchange.
     """
 
-    def __init__(self, choice: LocalSteps, inner: torch.optim.Optimizer) -> None:
-        self._choice, self._inner = choice, inner
+    def __init__(self, choice: LocalSteps) -> None:
+        self._choice = choice
         self.steps = 0
         self._gone = torch.zeros((), dtype=torch.float64)
         self._highest = torch.zeros((), dtype=torch.float64)
 
-    def stepped(self) -> None:
-        """A step was made, or left out on this rank alone: intervals are counted alike on all."""
+    def stepped(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """A step was made, or left out on this rank alone: intervals are counted alike on all.
+
+        Args:
+            groups: the optimizer's param groups, for their learning rates.
+        """
         self.steps += 1
         if self._choice.growth:
-            rate = max(float(group["lr"]) for group in self._inner.param_groups)
+            rate = max(float(group["lr"]) for group in groups)
             self._highest.clamp_(min=rate)
             share = rate / float(self._highest) if self._highest else 1.0
             self._gone += share**self._choice.growth

@@ -47,7 +47,7 @@ class UpdateMode(Mode):
         self._shared = [_as_exact(param) for param in parts.params]
         self._buffers = dict(buffers)
         self._shared_buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
-        self._interval = Interval(choice, parts.inner)
+        self._interval = Interval(choice)
         self._saw_gradient = self._started = self._changed = self._overflowed = self._averaged = False
         self._set_aside: list[Tensor] | None = None  # inside shared_weights(): what this rank had
         self._raises = parts.settings.nonfinite == "raise"
@@ -101,7 +101,7 @@ class UpdateMode(Mode):
             self.metrics.steps += 1
         if self._momentum is not None:
             self._momentum.stepped()
-        self._interval.stepped()
+        self._interval.stepped(self._inner.param_groups)
         if self._interval.full:
             self._exchange(aligned=True)
 

@@ -24,12 +24,9 @@ def cosine(step: int) -> float:
 def ends(rates: list[float], count: int, growth: float) -> list[int]:
     """After which steps an exchange is due."""
     choice = rp.LocalSteps(count, growth=growth)
-    groups = [{"params": [torch.zeros(1)]}, {"params": [torch.zeros(1)], "lr": 0.0}]  # the largest rate counts
-    inner = torch.optim.SGD(groups, lr=1.0)
-    interval, found = Interval(choice, inner), []
+    interval, found = Interval(choice), []
     for step, rate in enumerate(rates, 1):
-        inner.param_groups[0]["lr"] = rate
-        interval.stepped()
+        interval.stepped([{"lr": rate}, {"lr": rate / 2}])  # the largest counts
         if interval.full:
             found.append(step)
             interval.begin()

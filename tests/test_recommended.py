@@ -25,7 +25,7 @@ def test_for_sgd_it_is_what_the_battery_runs() -> None:
 
 
 def test_for_adamw_it_is_what_the_battery_runs() -> None:
-    wanted = policy_of(RECOMMENDED.other["gpt-adamw 1/50"])
+    wanted = policy_of(RECOMMENDED.other["gpt-adamw"])
     assert rp.recommended(adamw(make_model().parameters())) == wanted
 
 

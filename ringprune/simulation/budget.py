@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
+from ringprune.local_steps import Interval
 from ringprune.routing import sent_whole
 from ringprune.simulation.spec import Spec
 
@@ -18,9 +19,10 @@ __all__ = [
     "Trial",
     "density_of",
     "exchanges_of",
-    "fewest_local_steps",
     "next_spec",
     "solve",
+    "steps_apart",
+    "with_local_steps",
 ]
 
 EXACTLY = (0.98, 1.0)
@@ -96,11 +98,24 @@ class Forecast:
         return last.varying * math.pow(density / last.density, min(max(power, 0.5), 1.5))
 
 
-def exchanges_of(spec: Spec, steps: int) -> tuple[int, int]:
-    """How many exchanges a run makes, and how many steps lie between two."""
-    local = getattr(spec.policy(), "local_steps", None)
-    apart = getattr(local, "count", local) or 1
-    return steps // apart, apart
+def exchanges_of(spec: Spec, rates: Sequence[float]) -> int:
+    """How many exchanges a run makes whose steps have these learning rates."""
+    choice = spec.policy().local_steps
+    if choice is None:
+        return len(rates)
+    interval, made = Interval(choice), 0
+    for rate in rates:
+        interval.stepped([{"lr": rate}])
+        if interval.full:
+            made += 1
+            interval.begin()
+    return made
+
+
+def steps_apart(spec: Spec) -> int:
+    """How many steps lie between two exchanges, at the highest learning rate."""
+    choice = spec.policy().local_steps
+    return 1 if choice is None else choice.count
 
 
 def density_of(spec: Spec) -> float:
@@ -174,10 +189,11 @@ def _with_density(spec: Spec, density: float) -> Spec:
     return spec.with_(density=float(f"{density:.4g}"))
 
 
-def fewest_local_steps(exchange: float, steps: int, budget: float) -> int | None:
-    """Local steps between two exchanges of ``exchange`` bytes: as many exchanges as fit, evenly over all the steps.
+def with_local_steps(spec: Spec, rates: Sequence[float], exchange: float, budget: float) -> Spec | None:
+    """The specification with the local steps between two exchanges of ``exchange`` bytes at which a run fits.
 
-    What is left over after the last exchange is not shared, so it is to be little.
+    As many exchanges as fit, evenly over all the steps: what is left over after the last is not shared, so it is to be
+    little. Where intervals grow, the steps left over are those of the lowest learning rates.
 
     Returns:
         None where a single exchange is too much.
@@ -185,7 +201,13 @@ def fewest_local_steps(exchange: float, steps: int, budget: float) -> int | None
     most = int(budget // exchange)
     if not most:
         return None
-    apart = max(1, steps // most)
-    while steps // apart > most:
+    choice = spec.policy().local_steps
+    growing = choice is not None and choice.growth > 0
+    # At the longest where intervals are equal; of those that grow, from somewhat too short on.
+    apart = int(0.9 * exchanges_of(spec.exchanging_every(1), rates) / (most + 1)) if growing else len(rates) // most
+    apart = max(1, apart)
+    fitting = spec.exchanging_every(apart)
+    while exchanges_of(fitting, rates) > most:
         apart += 1
-    return apart
+        fitting = spec.exchanging_every(apart)
+    return fitting

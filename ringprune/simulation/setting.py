@@ -14,9 +14,10 @@ from ringprune.simulation.budget import (
     Trial,
     density_of,
     exchanges_of,
-    fewest_local_steps,
     next_spec,
     solve,
+    steps_apart,
+    with_local_steps,
 )
 from ringprune.simulation.cell import Cell, Record, Runs
 from ringprune.simulation.spec import Spec
@@ -73,10 +74,10 @@ class Setting:
         cell = self._cell
         probe = cell.key(cell.spec.exchanging_every(1), cell.middle, 0, steps=2)
         exchange = (yield [probe])[0]["bytes_sent"] / 2
-        apart = fewest_local_steps(exchange, cell.steps, cell.allowed)
-        if apart is None:
+        spec = with_local_steps(cell.spec, self._rates(cell.steps), exchange, cell.allowed)
+        if spec is None:
             raise Unreachable(f"a single exchange sends {exchange / cell.allowed:.2f} times the budget")
-        return cell.spec.exchanging_every(apart)
+        return spec
 
     def _density(self) -> Asking[Spec]:
         cell, forecast = self._cell, (yield from self._forecast())
@@ -106,7 +107,7 @@ class Setting:
     def _forecast(self) -> Asking[Forecast]:
         """From two probes: at a first guess, and at what follows from it."""
         cell, spec = self._cell, self._cell.spec.without("warmup")
-        exchanges, _ = exchanges_of(spec, cell.steps)
+        exchanges = exchanges_of(spec, self._rates(cell.steps))
         if not exchanges:
             raise Unreachable(f"no exchange in {cell.steps} steps")
         each = cell.allowed / exchanges
@@ -119,13 +120,18 @@ class Setting:
     def _probe(self, spec: Spec, density: float, exchanges: int) -> Asking[Probe]:
         """A few exchanges of real training; without warm-up and flush, which are added up afterwards."""
         cell, exact = self._cell, replace(spec.with_(density=density), flush=False)
-        apart = exchanges_of(exact, cell.steps)[1]
+        apart = steps_apart(exact)
         least = max(FIRST_PROBE, int(getattr(exact.policy(), "refresh", 1)))
         count = max(least, min(exchanges, int(PROBED_SHARE * cell.steps / apart)))
         count = min(count, cell.steps // apart)
         (record,) = yield [cell.key(exact, cell.middle, 0, steps=count * apart)]
-        fixed, varying = (sum(record["parts"][f"bytes_{name}"] for name in names) / count for names in CONTENTS)
+        made = exchanges_of(exact, self._rates(count * apart))
+        fixed, varying = (sum(record["parts"][f"bytes_{name}"] for name in names) / made for names in CONTENTS)
         return Probe(density, fixed, varying)
+
+    def _rates(self, steps: int) -> list[float]:
+        """Learning rates of a run of so many steps, as shares of the highest."""
+        return [self._cell.task.rate(step, steps, 1.0) for step in range(steps)]
 
 
 def _rounded(density: float) -> float:

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from ringprune.simulation.budget import fewest_local_steps
+from ringprune.simulation.budget import exchanges_of, with_local_steps
 from ringprune.simulation.cell import Cell
 from ringprune.simulation.methods import Method
 from ringprune.simulation.rows import paired, rows_of
+from ringprune.simulation.spec import parse
 from ringprune.simulation.store import Key
 from ringprune.simulation.study import Study
-from ringprune.simulation.tasks import Task
+from ringprune.simulation.tasks import TASKS, Task
 from ringprune.simulation.workers import run
 from tests.simulation.formula import Record, Runner, formula, parabola
 from tests.simulation.tiny import RANKS
@@ -110,14 +111,29 @@ def test_warm_up_counts(tiny: Task) -> None:
 def test_local_steps_give_as_many_exchanges_as_fit_evenly(budget: float, apart: int) -> None:
     steps, exchange = 2048, 1000.0
     most = int(budget * steps)
-    assert fewest_local_steps(exchange, steps, budget * steps * exchange) == apart
+    spec = with_local_steps(parse("dense"), [1.0] * steps, exchange, budget * steps * exchange)
+    assert spec == parse(f"dense:local_steps={apart}")
     assert steps // apart <= most
     assert steps // apart > 0.98 * most - 1 or steps // (apart - 1) > most
     assert steps % apart <= steps // most, "little is left over"
 
 
 def test_not_even_one_exchange_fits() -> None:
-    assert fewest_local_steps(1000.0, 2048, 999.0) is None
+    assert with_local_steps(parse("dense"), [1.0] * 2048, 1000.0, 999.0) is None
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.4, 0.2, 1 / 50, 1 / 600])
+def test_intervals_that_grow_are_counted_as_training_makes_them(budget: float) -> None:
+    steps, exchange = 2048, 1000.0
+    rates = [TASKS["digits"].rate(step, steps, 1.0) for step in range(steps)]
+    spec = with_local_steps(parse("dense:local_steps=7,local_steps.growth=1.25"), rates, exchange, budget * steps * 1e3)
+    assert spec is not None
+    choice = spec.policy().local_steps
+    assert choice is not None
+    assert choice.growth == 1.25
+    fewer = spec.exchanging_every(choice.count - 1) if choice.count > 1 else None
+    assert exchanges_of(spec, rates) * exchange <= budget * steps * exchange
+    assert fewer is None or exchanges_of(fewer, rates) > int(budget * steps)
 
 
 # -- learning rates ---------------------------------------------------------------------------------------------------
