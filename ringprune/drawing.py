@@ -28,5 +28,7 @@ def save(figure: Any, path: Path) -> None:
     """Write a figure in the format that the file's name ends in, and let go of it."""
     from matplotlib import pyplot
 
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    try:
+        figure.savefig(path, dpi=120)
+    finally:
+        pyplot.close(figure)

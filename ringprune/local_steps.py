@@ -65,6 +65,7 @@ class LocalSteps:
         flag("nesterov", self.nesterov)
         one_of("momentum", self.momentum, ("own", "shared"))
         real_number("growth", self.growth, least=0)
+        object.__setattr__(self, "growth", float(self.growth))  # 1 and 1.0 are one choice, and have one name
 
 
 def as_local_steps(local_steps: int | LocalSteps | None) -> LocalSteps | None:

@@ -158,9 +158,11 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
 
 def _check_halves(parts: Parts) -> None:
     """Averages of what was kept back may be beyond float16, and the first layers step before the last are known."""
-    plan, as_is = parts.plan, parts.policy.dense_as_is
-    kept = [plan.params[i] for b in plan.buckets if b.route == "packed" or not as_is for i in b.members]
-    halves = list(dict.fromkeys(spec.name for spec in kept if spec.dtype == torch.float16))
+    plan, sliced = parts.plan, parts.sliced
+    assert sliced is not None
+    buckets = [b for b in plan.buckets if b.route == "packed" or not parts.policy.dense_as_is]
+    kept = [sliced.params[i] for i in sorted({i for bucket in buckets for i in sliced.members(bucket)})]
+    halves = [spec.name for spec in kept if spec.dtype == torch.float16]
     if halves:
         raise ConfigurationError(
             f"policy {parts.policy.name!r} schedules the forward pass and keeps back a part of {len(halves)} float16 "

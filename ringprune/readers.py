@@ -71,7 +71,7 @@ def target(text: str) -> str:
 
 def picture(text: str) -> Path:
     """A file that can be written, for a picture: refused here, not when all that it shows has been measured."""
-    if Path(text).suffix not in PICTURES:
+    if Path(text).suffix.lower() not in PICTURES:
         raise argparse.ArgumentTypeError(f"{text!r}: a file whose name ends in {', '.join(PICTURES)}")
     return Path(target(text))
 

@@ -19,10 +19,15 @@ from ringprune.shared_momentum import SharedMomentum
 __all__ = ["UpdateMode"]
 
 _OUT_OF_STEP = (
-    "the ranks have made different numbers of steps since the last exchange: LocalSteps(growth=) counts by the "
-    "learning rate, which differs between them. Let all ranks' schedulers see the same, such as an averaged loss; what "
-    "the weights have moved by since then is undone"
+    "the ranks have made different numbers of steps since the last exchange, which LocalSteps(growth=) counts by the "
+    "learning rate: it differs between them. Let all ranks' schedulers see the same, such as an averaged loss, and "
+    "step them at every step, also one that a scaler left out"
 )
+_SOME_FLUSH = (
+    "some ranks call flush() where others exchange at the end of an interval: they have not made as many exchanges. "
+    "Let all ranks call step() equally often"
+)
+_UNDONE = "What the weights have moved by since the last exchange is undone"
 
 _log = logging.getLogger("ringprune")
 
@@ -103,7 +108,7 @@ class UpdateMode(Mode):
             self._momentum.stepped()
         self._interval.stepped(self._inner.param_groups)
         if self._interval.full:
-            self._exchange(aligned=True)
+            self._exchange(flushing=False)
 
     def _step_alone(self, loss_scale: float) -> None:
         """Let the wrapped optimizer step. Where it fails on this rank alone, all raise at the next exchange."""
@@ -168,11 +173,11 @@ class UpdateMode(Mode):
 
     # -- an exchange --------------------------------------------------------------------------------------------------
 
-    def _exchange(self, *, aligned: bool) -> None:
+    def _exchange(self, *, flushing: bool) -> None:
         """Exchange what the weights have moved by since the last time, and go on from the shared weights.
 
         Args:
-            aligned: all ranks have made as many steps since then.
+            flushing: in flush(), before which ranks may have made different numbers of steps.
 
         Raises:
             NonFiniteGradientError, UsageError: on all ranks together; the weights are those of the last exchange.
@@ -186,18 +191,20 @@ class UpdateMode(Mode):
         self._open = True
         try:
             self.exchange.begin(steps)
-            # Of unequal numbers of steps the mean of the squares is not the square of the mean, as all ranks see.
-            self._verdict.start(self._changed, self._overflowed, *((steps, steps**2) if self._choice.growth else ()))
+            found = (self._changed, self._overflowed, flushing)
+            growing = self._choice.growth > 0
+            self._verdict.start(*found, *((steps, steps**2) if growing else ()), wide=growing)
             made = self._verdict.wait()
-            changed, overflowed, *counted = self._verdict.more
-            if aligned and counted and self._comm.size * counted[1] != counted[0] ** 2:
-                raise UsageError(_OUT_OF_STEP)
+            changed, overflowed, *numbers = self._verdict.more
+            astray = self._astray(*numbers)
             if changed:
                 self.exchange.check_weights()
-            if made:
+            if made and not astray:
                 self._exchange_updates(moved)
             else:
                 self.metrics.exchanged()
+                if astray and not self._verdict.faulty_ranks:
+                    raise UsageError(f"{astray}. {_UNDONE}")
                 # An optimizer whose weights have overflowed does not recover: to skip would be to skip for ever.
                 self._verdict.raise_or_skip(always=bool(overflowed))
         finally:
@@ -209,6 +216,14 @@ class UpdateMode(Mode):
             self._restore()
         self._compare("the shared weight of", self._shared)
         self.exchange.look_ahead()
+
+    def _astray(self, flushing: int, steps: int = 0, squares: int = 0) -> str | None:
+        """What is wrong where ranks are not at the same exchange; the same on all, of sums over them."""
+        size = self._comm.size
+        if 0 < flushing < size:
+            return _SOME_FLUSH
+        # Of unequal numbers the mean of the squares is not the square of the mean.
+        return _OUT_OF_STEP if not flushing and size * squares != steps**2 else None
 
     def _moved(self) -> list[Tensor]:
         """What the weights have moved by: contiguous, float32 or float64; noted where it is not finite."""
@@ -272,7 +287,7 @@ class UpdateMode(Mode):
         self.idle("flush()")
         self._begin_interval()
         self._saw_gradient = True
-        self._exchange(aligned=False)
+        self._exchange(flushing=True)
         averages = [torch.zeros_like(shared) for shared in self._shared]
         self.exchange.flush(averages)
         with torch.no_grad():

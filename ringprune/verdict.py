@@ -1,6 +1,7 @@
 """Whether a step is made: each rank notes what it saw, all ranks decide alike.
 
-Costs one allreduce of 12 bytes per step; only when something is wrong are the details gathered.
+Costs one allreduce of 12 bytes per step, of some more in update mode; only when something is wrong are the details
+gathered.
 """
 
 import logging
@@ -65,11 +66,15 @@ class Verdict:
         """The caller of this rank did something that cannot work; the first is kept."""
         self.fault = self.fault or finding
 
-    def start(self, *more: int) -> None:
-        """Send this rank's findings, and ``more`` whose sums over the ranks the caller asks for, 4 bytes each."""
+    def start(self, *more: int, wide: bool = False) -> None:
+        """Send this rank's findings, and ``more`` whose sums over the ranks the caller asks for.
+
+        Numbers have 4 bytes, ``wide`` ones 8.
+        """
         counts = [bool(self._nonfinite), self.fault is not None, self.saw_gradient, *more]
         with self._metrics.sending("headers"):
-            message = torch.tensor(counts, dtype=torch.int32, device=self._device)
+            dtype = torch.int64 if wide else torch.int32
+            message = torch.tensor(counts, dtype=dtype, device=self._device)
             self._handle = self._comm.allreduce(message, name="verdict")
 
     def done(self) -> bool:

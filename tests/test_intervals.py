@@ -142,6 +142,71 @@ def test_a_flush_may_come_after_different_numbers_of_steps() -> None:
     assert same_bytes(first, second)
 
 
+@pytest.mark.parametrize("growth", [0.0, 1.0])
+def test_a_flush_beside_another_rank_s_exchange_is_told_to_both(growth: float) -> None:
+    """One rank's exchange at the end of an interval was paired with the other's flush, and then both waited."""
+    policy = rp.Dense(local_steps=rp.LocalSteps(4, growth=growth))
+
+    def rank(comm: rp.comm.Communicator) -> torch.Tensor:
+        model, optimizer, _ = train(comm, policy, 3, lambda step: 0.05)
+        start = shared_bytes(model, optimizer)
+        with pytest.raises(rp.UsageError, match=r"some ranks call flush\(\).*equally often.*is undone"):
+            if comm.rank:
+                optimizer.flush()
+            else:
+                go_on(comm, model, optimizer, 3, 4, lambda step: 0.05)
+        assert same_bytes(weights(model), start)
+        go_on(comm, model, optimizer, 4, 8, lambda step: 0.05)  # nothing is in the way of going on together
+        return weights(model)
+
+    first, second = rp.simulate(2, rank, timeout=60)
+    assert same_bytes(first, second)
+
+
+def shared_bytes(model: Any, optimizer: Any) -> torch.Tensor:
+    with optimizer.shared_weights():
+        return weights(model)
+
+
+def test_the_longest_intervals_of_many_ranks_are_compared_without_overflow() -> None:
+    """16 times 512 steps, squared and summed over 34 ranks, are beyond 32 bits: equal ranks were told they differ."""
+    long = rp.Dense(local_steps=rp.LocalSteps(512, growth=1.0))
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model, optimizer, _ = train(comm, long, 1)
+        optimizer._mode._interval.steps = MOST * 512 - 1
+        assert go_on(comm, model, optimizer, 1, 2) == [2]
+
+    rp.simulate(34, rank, timeout=60, one_at_a_time=True)
+
+
+def test_a_failure_of_the_wrapped_optimizer_goes_before_what_follows_from_it() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        model, optimizer, _ = train(comm, GROWING, 2)
+        rates = itertools.repeat(0.05 if comm.rank else 0.005)
+        if comm.rank:
+            optimizer._inner.step = lambda: (_ for _ in ()).throw(RuntimeError("out of luck"))
+        with pytest.raises(rp.UsageError, match=r"rank 1: RuntimeError.*out of luck"):
+            go_on(comm, model, optimizer, 2, STEPS, lambda step: next(rates))
+
+    rp.simulate(2, rank, timeout=60)
+
+
+def test_a_refused_interval_counts_as_made_of_its_steps() -> None:
+    """The dense equivalent is of all steps, whatever became of them."""
+
+    def rank(comm: rp.comm.Communicator) -> bool:
+        rate = cosine if comm.rank else lambda step: 0.05 if step < 4 else 0.005
+        model = make_model()
+        optimizer = wrap(model, comm, GROWING, sgd)
+        with pytest.raises(rp.UsageError, match="different numbers"):
+            go_on(comm, model, optimizer, 0, STEPS, rate)
+        stats = optimizer.stats()
+        return bool(stats["dense_equivalent_bytes"] >= stats["steps"] * 4 * weights(model).numel())
+
+    assert all(rp.simulate(2, rank, timeout=60))
+
+
 @pytest.mark.parametrize("growth", [-1.0, math.inf, math.nan, "1"])
 def test_no_growth(growth: Any) -> None:
     with pytest.raises((rp.ConfigurationError, rp.ArgumentTypeError), match="growth"):

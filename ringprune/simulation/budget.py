@@ -193,7 +193,7 @@ def with_local_steps(spec: Spec, rates: Sequence[float], exchange: float, budget
     """The specification with the local steps between two exchanges of ``exchange`` bytes at which a run fits.
 
     As many exchanges as fit, evenly over all the steps: what is left over after the last is not shared, so it is to be
-    little. Where intervals grow, the steps left over are those of the lowest learning rates.
+    little.
 
     Returns:
         None where a single exchange is too much.
@@ -203,11 +203,16 @@ def with_local_steps(spec: Spec, rates: Sequence[float], exchange: float, budget
         return None
     choice = spec.policy().local_steps
     growing = choice is not None and choice.growth > 0
-    # At the longest where intervals are equal; of those that grow, from somewhat too short on.
+    # Equal intervals are the longest with as many at once; of those that grow, from somewhat too short on.
     apart = int(0.9 * exchanges_of(spec.exchanging_every(1), rates) / (most + 1)) if growing else len(rates) // most
     apart = max(1, apart)
     fitting = spec.exchanging_every(apart)
-    while exchanges_of(fitting, rates) > most:
+    while (made := exchanges_of(fitting, rates)) > most:
         apart += 1
         fitting = spec.exchanging_every(apart)
+    while growing and made:  # the longest with as many
+        longer = spec.exchanging_every(apart + 1)
+        if exchanges_of(longer, rates) < made:
+            break
+        apart, fitting = apart + 1, longer
     return fitting

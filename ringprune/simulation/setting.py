@@ -125,7 +125,7 @@ class Setting:
         count = max(least, min(exchanges, int(PROBED_SHARE * cell.steps / apart)))
         count = min(count, cell.steps // apart)
         (record,) = yield [cell.key(exact, cell.middle, 0, steps=count * apart)]
-        made = exchanges_of(exact, self._rates(count * apart))
+        made = max(1, exchanges_of(exact, self._rates(count * apart)))
         fixed, varying = (sum(record["parts"][f"bytes_{name}"] for name in names) / made for names in CONTENTS)
         return Probe(density, fixed, varying)
 

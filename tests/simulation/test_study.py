@@ -131,9 +131,11 @@ def test_intervals_that_grow_are_counted_as_training_makes_them(budget: float) -
     choice = spec.policy().local_steps
     assert choice is not None
     assert choice.growth == 1.25
-    fewer = spec.exchanging_every(choice.count - 1) if choice.count > 1 else None
-    assert exchanges_of(spec, rates) * exchange <= budget * steps * exchange
-    assert fewer is None or exchanges_of(fewer, rates) > int(budget * steps)
+    made = exchanges_of(spec, rates)
+    assert made * exchange <= budget * steps * exchange
+    assert exchanges_of(spec.exchanging_every(choice.count + 1), rates) < made, "little is left over"
+    counts = range(1, choice.count)
+    assert all(exchanges_of(spec.exchanging_every(count), rates) >= made for count in (*counts[:3], *counts[-3:]))
 
 
 # -- learning rates ---------------------------------------------------------------------------------------------------
