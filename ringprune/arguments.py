@@ -117,9 +117,11 @@ def advise(
             if policy.density.target == 1
             else f"the most important {policy.density.target:.0%} of it"
         )
+        rarer = ", and more rarely as the learning rate falls (step schedulers alike on all ranks),"
+        rarer = rarer if policy.local_steps.growth else ""
         _log.warning(
-            f'policy "iwp" for {type(optimizer).__name__}: every {policy.local_steps.count} steps ranks exchange what '
-            f"their weights moved by ({sends}, {policy.values}), and differ in between. Evaluate inside "
+            f'policy "iwp" for {type(optimizer).__name__}: every {policy.local_steps.count} steps{rarer} ranks '
+            f"exchange what their weights moved by ({sends}, {policy.values}), and differ in between. Evaluate inside "
             "optimizer.shared_weights(), end with optimizer.flush(), and search the learning rate again; give the "
             "wrapper model= where it has BatchNorm. synchronize() does nothing; clipping and skipped steps are each "
             "rank's own. ringprune.IWP() exchanges gradients at every step"

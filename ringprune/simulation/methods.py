@@ -65,7 +65,7 @@ def budget_name(budget: float) -> str:
 
 _IWP = "iwp:roots=all,local_steps=4,local_steps.momentum=shared,values=book4,dense_values=int8"
 _WHOLE = (
-    "iwp:density=1,local_steps=2,local_steps.momentum=shared,local_steps.growth=1.25,values=book2,dense_values=book2"
+    "iwp:density=1,local_steps=2,local_steps.momentum=shared,local_steps.growth=1.3,values=book2,dense_values=book2"
 )
 
 METHODS = (
