@@ -14,6 +14,9 @@ __all__ = ["duration", "progress"]
 
 Record = dict[str, Any]
 
+TELLING = 64
+"""Steps from which on runs tell how long others take."""
+
 
 def progress(runs: Iterable[Made], jobs: int) -> int:
     """Show runs as they end.
@@ -28,7 +31,8 @@ def progress(runs: Iterable[Made], jobs: int) -> int:
                 failures += made.error is not None
                 clock.saw(made)
                 left = clock.left(made)
-                show(_line(made), _rest(made.ahead.runs, left), clock.worked / max(1e-9, clock.worked + left))
+                share = 0.0 if left is None else clock.worked / max(1e-9, clock.worked + left)
+                show(_line(made), _rest(made.ahead.runs, left), share)
         except KeyboardInterrupt:
             print("stopped; the same command continues", file=sys.stderr)
             return 130
@@ -56,10 +60,15 @@ class _Clock:
             self._seconds[made.key.task] += made.record["seconds"]
             self._steps[made.key.task] += made.record["curve"][-1][0] or made.key.steps
 
-    def left(self, made: Made) -> float:
-        """Seconds that what is ahead may take; tasks not yet seen are taken to be like those seen."""
+    def left(self, made: Made) -> float | None:
+        """Seconds that what is ahead may take; tasks not yet seen are taken to be like those seen.
+
+        None where all that was seen were probes of a few steps, which say how long a run takes to begin and to judge.
+        """
+        if sum(self._steps.values()) < TELLING and made.ahead.runs:
+            return None
         overall = sum(self._seconds.values()) / max(1, sum(self._steps.values()))
-        each = {task: self._seconds[task] / steps for task, steps in self._steps.items()}
+        each = {task: self._seconds[task] / steps for task, steps in self._steps.items() if steps >= TELLING}
         return sum(steps * each.get(task, overall) for task, steps in made.ahead.steps.items()) / self._jobs
 
 
@@ -82,8 +91,9 @@ def _bar() -> Iterator[Callable[[str, str, float], None]]:
         yield show
 
 
-def _rest(runs: int, seconds: float) -> str:
-    return f"{runs} runs left, about {duration(seconds)}" if runs else "done"
+def _rest(runs: int, seconds: float | None) -> str:
+    about = "" if seconds is None else f", about {duration(seconds)}"
+    return f"{runs} runs left{about}" if runs else "done"
 
 
 def _line(made: Made) -> str:
