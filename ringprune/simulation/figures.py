@@ -14,6 +14,9 @@ __all__ = ["CURVES", "FRONT", "draw"]
 
 CURVES, FRONT = "accuracy_curves.png", "accuracy_front.png"
 
+DECADES = 10
+"""Largest over smallest loss from which on an axis is logarithmic: below that it would have one tick or none."""
+
 
 def draw(studies: Sequence[Study], folder: Path) -> list[Path]:
     """Write the two plots of what is finished.
@@ -36,12 +39,18 @@ def _curves(studies: Sequence[Study], path: Path) -> Path:
         for column, task in enumerate(tasks):
             axes = panels[row][column]
             own = [s for s in studies if s.cell.task is task and s.cell.budget in (1.0, budget)]
+            if not any(study.cell.budget == budget for study in own):
+                axes.set_visible(False)  # nothing to hold against dense
+                continue
+            losses: list[float] = []
             for study in own:
                 steps, loss = _mean_curve(study)
+                losses += loss
                 axes.plot(steps, loss, color=colours[study.cell.method.name], label=study.cell.method.name)
+            scale = "log" if max(losses) > DECADES * min(losses) > 0 else "linear"
             title = f"{task.name}, {budget_name(budget)} of dense bytes"
             ylabel = "validation loss (nats)" if column == 0 else None
-            axes.set(title=title, xlabel="step", ylabel=ylabel, yscale="log")
+            axes.set(title=title, xlabel="step", ylabel=ylabel, yscale=scale)
             _tidy(axes)
     save(figure, path)
     return path
