@@ -5,8 +5,10 @@ import multiprocessing
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -20,7 +22,7 @@ from ringprune.simulation.store import Key, Store
 from ringprune.simulation.tasks import TASKS, Data, Task
 from ringprune.simulation.training import train
 
-__all__ = ["Ahead", "Made", "Plan", "make_runs", "version_of"]
+__all__ = ["Ahead", "Made", "Plan", "make_runs", "quiet_cores", "version_of"]
 
 T = TypeVar("T")
 Record = dict[str, Any]
@@ -153,10 +155,21 @@ class _Here(Executor):
 def _pool(jobs: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("spawn")
     cores: Any = context.Queue()
-    own = sorted(os.sched_getaffinity(0))
+    own = quiet_cores()
     for number in range(jobs):
-        cores.put(own[(os.getpid() + number) % len(own)])
+        cores.put(own[number % len(own)])
     return ProcessPoolExecutor(jobs, mp_context=context, initializer=_start, initargs=(cores, os.getpid()))
+
+
+def quiet_cores() -> list[int]:
+    """The cores this process may use, first those that the fewest programs are bound to: workers of other commands."""
+    bound = Counter[int]()
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it has ended
+            cores = os.sched_getaffinity(int(name))
+            if len(cores) == 1 and Path(f"/proc/{name}/cmdline").read_bytes():  # empty: the kernel's own
+                bound.update(cores)
+    return sorted(os.sched_getaffinity(0), key=lambda core: (bound[core], core))
 
 
 def version_of(task: Task) -> str:
