@@ -5,8 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter
 from rows import method_of
 
 from ringprune.drawing import load_pyplot, save
@@ -40,7 +38,9 @@ def _figure(records: Sequence[dict[str, Any]], against: str, label: str, path: P
     return path
 
 
-def _panel(axes: Axes, records: Sequence[dict[str, Any]], against: str) -> None:
+def _panel(axes: Any, records: Sequence[dict[str, Any]], against: str) -> None:
+    from matplotlib.ticker import NullFormatter
+
     for policy in dict.fromkeys(record["policy"] for record in records):
         curves = [record["curve"] for record in records if record["policy"] == policy]
         x = numpy.mean([curve[against] for curve in curves], axis=0)

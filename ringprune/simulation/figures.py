@@ -14,7 +14,7 @@ __all__ = ["CURVES", "FRONT", "draw"]
 
 CURVES, FRONT = "accuracy_curves.png", "accuracy_front.png"
 
-DECADES = 10
+DECADE = 10
 """Largest over smallest loss from which on an axis is logarithmic: below that it would have one tick or none."""
 
 
@@ -47,7 +47,7 @@ def _curves(studies: Sequence[Study], path: Path) -> Path:
                 steps, loss = _mean_curve(study)
                 losses += loss
                 axes.plot(steps, loss, color=colours[study.cell.method.name], label=study.cell.method.name)
-            scale = "log" if max(losses) > DECADES * min(losses) > 0 else "linear"
+            scale = "log" if max(losses) > DECADE * min(losses) > 0 else "linear"
             title = f"{task.name}, {budget_name(budget)} of dense bytes"
             ylabel = "validation loss (nats)" if column == 0 else None
             axes.set(title=title, xlabel="step", ylabel=ylabel, yscale=scale)
