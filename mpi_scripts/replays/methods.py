@@ -91,7 +91,8 @@ class Outputs:
     """Tensors for averages of what is packed, so that they do not overwrite the gradients that are replayed.
 
     Who chooses by value would else choose from what the step before has left, the same few entries on all ranks, and
-    send a part of what its density says. Sums of dense gradients stay where these are: whatever they hold, all travels.
+    send a part of what its density says. Sums of dense gradients stay where these are: whatever they hold, all travels,
+    until something is chosen that is not dense.
 
     Args:
         model: whose gradients they are.
@@ -100,6 +101,7 @@ class Outputs:
     def __init__(self, model: Waiting) -> None:
         self._model = model
         self._tensors: dict[int, Tensor] = {}
+        self._mode: Any = None
 
     def give(self, optimizer: Any) -> None:
         """After the backward pass, before the step of ours."""
@@ -113,6 +115,12 @@ class Outputs:
                 self._tensors[i] = torch.empty_like(mode.params[i])
             # Not .grad: another tensor there is a change of the gradient. It was read in the backward pass.
             mode.params[i].grad.data = self._tensors[i]
+
+    def renew(self, optimizer: Any) -> None:
+        """After the step of ours: with another exchange than before, gradients are again those of this rank."""
+        if self._mode is not None and optimizer._mode is not self._mode:
+            self._model.write()
+        self._mode = optimizer._mode
 
 
 class Wrapped:
@@ -133,6 +141,8 @@ class Wrapped:
             self._outputs.give(self._optimizer)
         self._optimizer.step()
         self._optimizer.zero_grad()
+        if self._outputs is not None:
+            self._outputs.renew(self._optimizer)
 
     def auto(self) -> dict[str, Any]:
         """What a policy that chooses by itself tells."""

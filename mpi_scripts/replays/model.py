@@ -1,7 +1,7 @@
 """A torch module that takes as long as a profile says and computes nothing; its hooks and gradients are real."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -68,13 +68,18 @@ class WaitingLayer(nn.Module):
         shapes = [(1, numel) if numel >= MATRIX else (numel,) for numel in layer.parameters]
         self.tensors = nn.ParameterList(nn.Parameter(_fill(torch.empty(shape), weights)) for shape in shapes)
         self._ready = [Memory(shape) for shape in shapes]
-        for ready in self._ready:
-            _fill(ready.tensor(), self._drawn)
+        self.write()
 
     def gradients(self) -> list[Tensor]:
         """New tensors: torch takes them for its own, without a copy."""
-        tensors = [ready.tensor() for ready in self._ready]
-        return [_fill(tensor, self._drawn) for tensor in tensors] if self.refreshed else tensors
+        if self.refreshed:
+            self.write()
+        return [ready.tensor() for ready in self._ready]
+
+    def write(self) -> None:
+        """Gradients as they were drawn."""
+        for ready in self._ready:
+            _fill(ready.tensor(), self._drawn)
 
     def forward(self, x: Tensor) -> Tensor:
         """Wait, and give on what came."""
@@ -116,9 +121,18 @@ class Waiting(nn.Module):
 
     def refresh(self) -> None:
         """From now on write gradients anew at every step."""
+        for layer in self._layers():
+            layer.refreshed = True
+
+    def write(self) -> None:
+        """Write gradients anew, once."""
+        for layer in self._layers():
+            layer.write()
+
+    def _layers(self) -> Iterator[WaitingLayer]:
         for layer in self.layers:
             assert isinstance(layer, WaitingLayer)
-            layer.refreshed = True
+            yield layer
 
     def note(self, event: Event) -> None:
         """Something was done."""

@@ -17,8 +17,10 @@ from replays.model import Nothing, Waiting
 from replays.rows import Timing, row_of
 
 import ringprune as rp
+from ringprune.auto import pilot
 from ringprune.comm.communicator import Communicator
 from ringprune.profiles.format import Layer, Profile, write
+from tests.auto.made_up import follow, quick
 from tests.mpi.launch import run_job
 
 PROFILE = Profile(
@@ -97,6 +99,37 @@ def test_what_is_chosen_by_value_has_values_to_choose_from(text: str) -> None:
 
     stats = rp.simulate(4, rank, timeout=60)[0]
     assert 0.8 * 0.02 < stats["realised_density"] <= 0.02
+
+
+def test_what_is_chosen_after_dense_has_values_to_choose_from_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums of dense gradients lie where the gradients were: ranks that then chose by value all chose the same.
+
+    So ``auto`` sent half of what the same policy sent beside it, and was said to be faster than what it had chosen.
+    """
+    quick(monkeypatch)
+    monkeypatch.setattr(pilot, "LEAST_INTERVAL", 1000)
+    follow(monkeypatch, [1])
+    packed, steps = policy_of("iwp:density=0.02,roots=all"), 60
+
+    def sent(policy: Any) -> list[int]:
+        return rp.simulate(4, lambda comm: rank(comm, policy), timeout=60)[0]
+
+    def rank(comm: Communicator, policy: Any) -> list[int]:
+        model = Waiting(PROFILE, 0.0, comm.rank)
+        optimizer = rp.DistributedOptimizer(
+            Nothing(model.parameters()), model.named_parameters(), policy=policy, comm=comm, model=model
+        )
+        replayed, values = Wrapped(optimizer, outputs=Outputs(model)), []
+        for _ in range(steps):
+            model().backward()
+            replayed.step()
+            values.append(optimizer.stats()["bytes_values"])
+        optimizer.close()
+        return values
+
+    chosen, alone = sent(rp.Auto((rp.Dense(), packed))), sent(packed)
+    assert 0 in chosen, "it begins with dense"
+    assert chosen[-1] - chosen[steps // 2] > 0.8 * (alone[-1] - alone[steps // 2])
 
 
 def test_ranks_of_one_host_count_its_bytes_once_and_other_machines_are_not_theirs() -> None:
