@@ -99,8 +99,10 @@ def _factors(device: torch.device) -> Tensor:
 
 def _hashes(tensors: Iterable[Tensor | None], device: torch.device) -> Tensor:
     """One for each, int64, shape ``(n,)``; 0 where there is none."""
-    hashes = [torch.zeros((), dtype=torch.int64) if each is None else fingerprint(each) for each in tensors]
-    return torch.stack([each.to(device) for each in [torch.zeros((), dtype=torch.int64), *hashes]])[1:]
+    hashes = [
+        torch.zeros((), dtype=torch.int64, device="cpu") if each is None else fingerprint(each) for each in tensors
+    ]
+    return torch.stack([each.to(device) for each in [torch.zeros((), dtype=torch.int64, device="cpu"), *hashes]])[1:]
 
 
 def _different(column: list[int], *, may_lack: bool = False) -> list[int]:

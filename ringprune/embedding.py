@@ -127,12 +127,12 @@ class ShardedEmbedding(nn.Module):
         rows, order = self._owned().sort()
         order = order.to(self.weight.device)
         starts = range(0, self.num_embeddings, BLOCK)
-        ends = torch.searchsorted(rows, torch.tensor([first + BLOCK for first in starts])).tolist()
+        ends = torch.searchsorted(rows, torch.tensor([first + BLOCK for first in starts], device="cpu")).tolist()
         begin = 0
         for first, end in zip(starts, ends, strict=True):
             generator = torch.Generator().manual_seed(int(words(1, seed, first)[0] >> 1))
             count = min(BLOCK, self.num_embeddings - first)
-            drawn = torch.randn(count, self.embedding_dim, generator=generator)
+            drawn = torch.randn(count, self.embedding_dim, generator=generator, dtype=torch.float32, device="cpu")
             self.weight[order[begin:end]] = drawn[rows[begin:end] - first].to(self.weight)
             begin = end
         if self.padding_idx is not None:
@@ -201,11 +201,11 @@ class ShardedEmbedding(nn.Module):
     def _owned(self) -> Tensor:
         """The rows that this rank owns, int64, in the order in which it has them."""
         place = self._wire.place
-        return torch.empty(0, dtype=torch.int64) if place is None else self.owners.rows_of(place)
+        return torch.empty(0, dtype=torch.int64, device="cpu") if place is None else self.owners.rows_of(place)
 
     def _own(self, row: int) -> Tensor:
         """The row, if this rank owns it: shape ``(1 or 0, dim)``."""
-        which = torch.tensor([row])
+        which = torch.tensor([row], device="cpu")
         if int(self.owners.rank_of(which)) != self._wire.place:
             return self.weight[:0]
         at = int(self.owners.position_of(which))
@@ -219,9 +219,11 @@ class ShardedEmbedding(nn.Module):
         """This rank's sparse gradient."""
         positions, found = self._rows().push(request, gradients)
         if self.padding_idx is not None and len(self._own(self.padding_idx)):
-            kept = positions != int(self.owners.position_of(torch.tensor([self.padding_idx])))
+            kept = positions != int(self.owners.position_of(torch.tensor([self.padding_idx], device="cpu")))
             positions, found = positions[kept], found[kept]
-        summed = torch.sparse_coo_tensor(positions[None], found, self.weight.shape, check_invariants=False).coalesce()
+        summed = torch.sparse_coo_tensor(
+            positions[None], found, self.weight.shape, device=found.device, check_invariants=False
+        ).coalesce()
         Mean(self.average).scale(summed.values(), self._wire.comm.size)
         return summed.to(self.weight.dtype)
 

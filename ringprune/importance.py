@@ -125,5 +125,5 @@ def scores(score: Score, residual: Tensor, weights: Sequence[Tensor]) -> Tensor:
 
 def root_mean_square(weights: Sequence[Tensor]) -> Tensor:
     """The root mean square of each tensor, float64 on the CPU; summed in a fixed order, so equal on all ranks."""
-    numels = torch.tensor([max(weight.numel(), 1) for weight in weights], dtype=torch.float64)
+    numels = torch.tensor([max(weight.numel(), 1) for weight in weights], dtype=torch.float64, device="cpu")
     return (ops.square_sum(weights).cpu() / numels).sqrt()

@@ -94,8 +94,8 @@ class Interval:
     def __init__(self, choice: LocalSteps) -> None:
         self._choice = choice
         self.steps = 0
-        self._gone = torch.zeros((), dtype=torch.float64)
-        self._highest = torch.zeros((), dtype=torch.float64)
+        self._gone = torch.zeros((), dtype=torch.float64, device="cpu")
+        self._highest = torch.zeros((), dtype=torch.float64, device="cpu")
 
     def stepped(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """A step was made, or left out on this rank alone: intervals are counted alike on all.

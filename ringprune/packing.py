@@ -73,4 +73,6 @@ def no_rows(table: Tensor) -> Tensor:
     """A sparse tensor of a table's shape, dtype and device that holds none of its rows."""
     rows = torch.empty(1, 0, dtype=torch.int64, device=table.device)
     values = table.new_empty(0, *table.shape[1:], requires_grad=False)
-    return torch.sparse_coo_tensor(rows, values, table.shape, is_coalesced=True, check_invariants=False)
+    return torch.sparse_coo_tensor(
+        rows, values, table.shape, device=table.device, is_coalesced=True, check_invariants=False
+    )

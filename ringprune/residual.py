@@ -125,8 +125,8 @@ class Residual:
         low_pass: float = 1.0,
     ) -> None:
         self.hints = ops.Hints.none(tensors, device)
-        self.residual = torch.zeros(numel, device=device)
-        self.velocity = torch.zeros(numel, device=device) if velocity else None
+        self.residual = torch.zeros(numel, dtype=torch.float32, device=device)
+        self.velocity = torch.zeros(numel, dtype=torch.float32, device=device) if velocity else None
         self.expected: Tensor | None = None
         self._spare, self._low_pass = spare, low_pass
         apart = spare or low_pass < 1

@@ -69,7 +69,7 @@ class LossScale:
         """
         if hasattr(optimizer, "grad_scale") and self.enabled and not self._found(optimizer):
             device = next((p.device for group in optimizer.param_groups for p in group["params"]), torch.device("cpu"))
-            self._found(optimizer)[device] = torch.zeros((), device=device)
+            self._found(optimizer)[device] = torch.zeros((), dtype=torch.float32, device=device)
         try:
             yield
         except RingPruneError:

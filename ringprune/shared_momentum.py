@@ -37,7 +37,7 @@ class SharedMomentum:
     def __init__(self, inner: torch.optim.Optimizer, params: Sequence[Tensor], shared: Sequence[Tensor]) -> None:
         self._inner, self._params, self._shared = inner, list(params), list(shared)
         self.elapsed = [torch.zeros_like(weight) for weight in shared]
-        self.interval = [torch.zeros((), dtype=torch.float64) for _ in shared]
+        self.interval = [torch.zeros((), dtype=torch.float64, device="cpu") for _ in shared]
 
     @staticmethod
     def serves(inner: torch.optim.Optimizer) -> bool:

@@ -23,7 +23,7 @@ def overheads() -> tuple[float, float]:
 
 def _steps(bucket_bytes: int, comm: Communicator) -> float:
     """Median seconds of hooks and step on ``TENSORS`` tensors of one entry, less those of a step without exchange."""
-    params = [torch.nn.Parameter(torch.zeros(1)) for _ in range(TENSORS)]
+    params = [torch.nn.Parameter(torch.zeros(1, device="cpu")) for _ in range(TENSORS)]
     optimizer = rp.DistributedOptimizer(
         torch.optim.SGD(params, lr=0.0),
         [(str(i), p) for i, p in enumerate(params)],
@@ -31,7 +31,7 @@ def _steps(bucket_bytes: int, comm: Communicator) -> float:
         comm=comm,
         bucket_bytes=bucket_bytes,
     )
-    others = [torch.nn.Parameter(torch.zeros(1)) for _ in range(TENSORS)]
+    others = [torch.nn.Parameter(torch.zeros(1, device="cpu")) for _ in range(TENSORS)]
     plain = torch.optim.SGD(others, lr=0.0)
     exchanging, alone = seconds_of(STEPS, partial(_step, optimizer, params), partial(_step, plain, others))
     optimizer.close()

@@ -111,7 +111,9 @@ class HorovodCommunicator(CheckedCommunicator):
             return int(hvd.allreduce_async_(tensor, op=hvd.Sum, **options))
         if call.op == "allgather":
             return int(hvd.allgather_async(tensor, **options))
-        return int(hvd.alltoall_async(tensor, splits=torch.tensor(call.splits, dtype=torch.int32), **options))
+        return int(
+            hvd.alltoall_async(tensor, splits=torch.tensor(call.splits, dtype=torch.int32, device="cpu"), **options)
+        )
 
     def _check_support(self, call: Call, tensor: Tensor) -> None:
         known = SUMMED if call.op == "allreduce" else MOVED

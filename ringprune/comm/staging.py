@@ -59,7 +59,7 @@ class CudaCopies:
 
     def like(self, tensor: Tensor) -> Tensor:
         """Pinned host memory."""
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True, device="cpu")
 
     def to_host(self, tensor: Tensor) -> HostCopy:
         """Copy behind the current stream's work."""

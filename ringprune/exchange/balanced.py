@@ -29,7 +29,7 @@ class BalancedLane(PackedLane):
     def __init__(self, bucket: Bucket, setting: Setting) -> None:
         super().__init__(bucket, setting)
         self._sum: BalancedReduction | None = None
-        self._own = torch.empty(0, dtype=torch.int32)
+        self._own = torch.empty(0, dtype=torch.int32, device="cpu")
         self._index_share = 0.0
 
     def _shares(self, step: int, density: float) -> list[int]:
@@ -73,7 +73,7 @@ class BalancedLane(PackedLane):
 
     def _judge(self, indices: Tensor, sums: Tensor, count: int) -> Tensor:
         """[2] and [3] The places of the sums that score highest, by the same score as what was proposed."""
-        offsets = torch.tensor(self.bucket.offsets, dtype=torch.int32)
+        offsets = torch.tensor(self.bucket.offsets, dtype=torch.int32, device="cpu")
         borders = torch.searchsorted(indices, offsets).tolist()
         places = indices.to(self.bucket.device).long()
         weights = [

@@ -32,7 +32,7 @@ class PackedLane(KeptLane):
 
     def __init__(self, bucket: Bucket, setting: Setting) -> None:
         super().__init__(bucket, setting, "values", velocity=setting.velocity, low_pass=setting.policy.low_pass)
-        self._rms = self._next_rms = torch.zeros(len(bucket.members), dtype=torch.float64)
+        self._rms = self._next_rms = torch.zeros(len(bucket.members), dtype=torch.float64, device="cpu")
         self._proposals: agreement.Proposals | None = None
         self._counts: list[int] = []
         self._positions: Tensor | None = None

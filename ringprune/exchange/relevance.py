@@ -31,7 +31,7 @@ class Relevance:
     """
 
     def __init__(self, numels: list[int]) -> None:
-        self.shares = torch.zeros(len(numels), dtype=torch.int64)
+        self.shares = torch.zeros(len(numels), dtype=torch.int64, device="cpu")
         self._numels = numels
         self._handle: Handle | None = None
 

@@ -50,5 +50,7 @@ class Rotation:
         turns = self.takes_part(bucket, step)
         if all(turns):
             return None
-        spans = [torch.arange(*span, dtype=torch.int32) for span in compress(pairwise(bucket.offsets), turns)]
-        return torch.cat([torch.empty(0, dtype=torch.int32), *spans]).to(bucket.device)
+        spans = [
+            torch.arange(*span, dtype=torch.int32, device="cpu") for span in compress(pairwise(bucket.offsets), turns)
+        ]
+        return torch.cat([torch.empty(0, dtype=torch.int32, device="cpu"), *spans]).to(bucket.device)

@@ -44,8 +44,8 @@ class RowsLane(Lane):
         self._shape = setting.weights[bucket.members[0]].shape
         self._length, self._width = self._shape[0], self._shape[1:].numel()
         self._name = f"bucket {bucket.index} rows"
-        self._rows = torch.empty(0, dtype=torch.int64)
-        self._values = torch.empty(0)
+        self._rows = torch.empty(0, dtype=torch.int64, device="cpu")
+        self._values = torch.empty(0, dtype=torch.float32, device="cpu")
         self._counts: list[int] = []
         self._told: Handle | None = None
         self._sets: RowSets | None = None
@@ -54,7 +54,7 @@ class RowsLane(Lane):
         self._union: Tensor | None = None
         self._way: str | None = None
         # What the step before had: rows that some rank had, and the sum over the ranks.
-        self._last = torch.zeros(2, dtype=torch.int64)
+        self._last = torch.zeros(2, dtype=torch.int64, device="cpu")
         self.taken: Counter[str] = Counter()
 
     def _code(self) -> ValueCode | None:
@@ -142,11 +142,13 @@ class RowsLane(Lane):
         rows, averages = self._averages()
         with self._setting.metrics.stage("unpack"):
             values = averages.to(outputs[0].dtype).view(-1, *self._shape[1:])
-            made = torch.sparse_coo_tensor(rows[None], values, self._shape, is_coalesced=True, check_invariants=False)
+            made = torch.sparse_coo_tensor(
+                rows[None], values, self._shape, device=values.device, is_coalesced=True, check_invariants=False
+            )
             outputs[0].copy_(made)
         if self._way is not None:
             self.taken[self._way] += 1
-            self._last.copy_(torch.tensor([rows.numel(), sum(self._counts)]))
+            self._last.copy_(torch.tensor([rows.numel(), sum(self._counts)], device="cpu"))
         self._forget_messages()
 
     def _averages(self) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ class Smoothing:
     """
 
     def __init__(self, share: float, numel: int, device: torch.device) -> None:
-        self.estimate = torch.zeros(numel, device=device)
+        self.estimate = torch.zeros(numel, dtype=torch.float32, device=device)
         self.age = torch.zeros(numel, dtype=torch.int32, device=device)
         self._prior = (1 - share) / share
 

@@ -22,7 +22,7 @@ def check_start(step: int, weights: Sequence[Tensor], plan: Plan, comm: Communic
     """
     squares = ops.square_sum([weight.detach().contiguous() for weight in weights]).cpu()
     device = weights[0].device if weights else torch.device("cpu")
-    row = torch.cat([torch.tensor([float(step)], dtype=torch.float64), squares]).to(device)
+    row = torch.cat([torch.tensor([float(step)], dtype=torch.float64, device="cpu"), squares]).to(device)
     with metrics.sending("headers"):
         gathered = comm.allgather(row, name="weights at the start").wait()
     # As bits, so that NaN equals NaN.

@@ -56,7 +56,7 @@ class Watch:
 
     def __init__(self, guard: Guard, bucket: Bucket, setting: Setting) -> None:
         self._guard, self._bucket, self._setting = guard, bucket, setting
-        self.state = torch.zeros(len(bucket.members), 3, dtype=torch.float64)
+        self.state = torch.zeros(len(bucket.members), 3, dtype=torch.float64, device="cpu")
         self.found: dict[int, Finding] = {}
         self.news: list[int] = []
         self._check: Handle | None = None

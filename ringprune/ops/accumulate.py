@@ -124,8 +124,8 @@ def accumulate_reference(
     """:func:`accumulate` in torch."""
     _refuse_overlap(grads, residual, velocity, residual_out, velocity_out)
     # 0-dim float32 tensors: the rounding of the numbers is then this line's, not a kernel's.
-    factors32 = torch.tensor(factors, dtype=torch.float32)
-    momentum32 = torch.tensor(momentum, dtype=torch.float32)
+    factors32 = torch.tensor(factors, dtype=torch.float32, device="cpu")
+    momentum32 = torch.tensor(momentum, dtype=torch.float32, device="cpu")
     offsets = offsets_of(grads)
     for i, grad in enumerate(grads):
         part = slice(offsets[i], offsets[i + 1])

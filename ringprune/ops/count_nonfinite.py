@@ -27,7 +27,7 @@ def count_nonfinite(tensors: Sequence[Tensor]) -> Tensor:
         ArgumentTypeError: a dtype does not fit.
     """
     if isinstance(tensors, (list, tuple)) and not tensors:  # the dispatcher needs a tensor to find the kernel
-        return torch.empty(0, dtype=torch.int64)
+        return torch.empty(0, dtype=torch.int64, device="cpu")
     counts: Tensor = call(_count_nonfinite, tensors)
     return counts
 

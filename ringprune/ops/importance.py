@@ -69,7 +69,7 @@ def importance_reference(
 ) -> Tensor:
     """:func:`importance` in torch."""
     # 0-dim float32 tensors: the rounding of the numbers is then this line's, not a kernel's.
-    parameters32 = torch.tensor(parameters, dtype=torch.float32)
+    parameters32 = torch.tensor(parameters, dtype=torch.float32, device="cpu")
     scores = torch.empty_like(residual)
     offsets = offsets_of(weights)
     for i, weight in enumerate(weights):

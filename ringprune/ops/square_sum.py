@@ -30,7 +30,7 @@ def square_sum(tensors: Sequence[Tensor]) -> Tensor:
         ArgumentTypeError: a dtype does not fit.
     """
     if isinstance(tensors, (list, tuple)) and not tensors:  # the dispatcher needs a tensor to find the kernel
-        return torch.empty(0, dtype=torch.float64)
+        return torch.empty(0, dtype=torch.float64, device="cpu")
     sums: Tensor = call(_square_sum, tensors)
     return sums
 

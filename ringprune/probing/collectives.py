@@ -67,10 +67,10 @@ def _seconds(
 ) -> float:
     """Of one call: each rank's median, and of those the longest."""
     entries = max(1, size // 4)
-    whole = torch.zeros(entries, device=device)
-    parts = torch.zeros(_part(entries, comm.size) * comm.size, device=device)
+    whole = torch.zeros(entries, dtype=torch.float32, device=device)
+    parts = torch.zeros(_part(entries, comm.size) * comm.size, dtype=torch.float32, device=device)
     one = parts[: _part(entries, comm.size)]
-    start_line, seconds = torch.zeros(1, device=device), []
+    start_line, seconds = torch.zeros(1, dtype=torch.float32, device=device), []
     for _ in range(times):
         comm.allreduce(start_line, name="start of the probe").wait()
         _synchronized(device)

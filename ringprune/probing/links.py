@@ -43,10 +43,14 @@ def probe(comm: Communicator, clock: Callable[[], float] = time.perf_counter) ->
 
 def _seconds(comm: Communicator, size: int, times: int, clock: Callable[[], float]) -> float:
     """What a message of ``size`` bytes takes: the median of each rank, and of those the longest."""
-    buffer, into, seconds = torch.zeros(size // 4), torch.zeros(size // 4), []
+    buffer, into, seconds = (
+        torch.zeros(size // 4, dtype=torch.float32, device="cpu"),
+        torch.zeros(size // 4, dtype=torch.float32, device="cpu"),
+        [],
+    )
     for _ in range(times):
         start = clock()
         comm.shift(buffer, into, name=f"probe of {size} bytes").wait()
         seconds.append(clock() - start)
-    own = torch.tensor([median(seconds)], dtype=torch.float64)
+    own = torch.tensor([median(seconds)], dtype=torch.float64, device="cpu")
     return float(comm.allgather(own, name="seconds of the probe").wait().max())

@@ -118,8 +118,8 @@ def _merge(count: int, repetitions: int) -> float:
     draw = torch.Generator().manual_seed(0)
     lists = []
     for _ in range(2):
-        indices = torch.randperm(100 * count, generator=draw)[:count].sort().values.int().numpy()
-        lists.append((indices, torch.randn(count, generator=draw).numpy()))
+        indices = torch.randperm(100 * count, generator=draw, device="cpu")[:count].sort().values.int().numpy()
+        lists.append((indices, torch.randn(count, generator=draw, dtype=torch.float32, device="cpu").numpy()))
     return seconds_of(repetitions, lambda: add_pairs(lists, 100 * count))[0] / (2 * count)
 
 

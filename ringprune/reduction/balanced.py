@@ -81,18 +81,21 @@ class BalancedReduction(PhasedSum):
     ) -> None:
         self._comm, self._dealing, self._judge, self._code, self._name = comm, dealing, judge, code, name
         self._fault: RingPruneError | None = entries_fault(indices, values, dealing.numel, name)
-        self.rest, self.own_rest = torch.zeros(0), torch.zeros(0)
-        self.own_indices = torch.zeros(0, dtype=torch.int32)
+        self.rest, self.own_rest = (
+            torch.zeros(0, dtype=torch.float32, device="cpu"),
+            torch.zeros(0, dtype=torch.float32, device="cpu"),
+        )
+        self.own_indices = torch.zeros(0, dtype=torch.int32, device="cpu")
         if self._fault is None:
             self._dealt = dealing.deal(indices.numpy())
             places, flat = dealing.places(indices.numpy()), values.detach().numpy()
             self._pieces = [(places[mine], flat[mine]) for mine in self._dealt]
-            self.rest = torch.zeros(values.numel())
+            self.rest = torch.zeros(values.numel(), dtype=torch.float32, device="cpu")
         super().__init__(messages=3)
 
     def _run(self) -> Generator[Handle, None, tuple[Tensor, Tensor]]:
         told = [REFUSED] * self._comm.size if self._fault is not None else [len(mine) for mine in self._dealt]
-        message = torch.tensor(told, dtype=torch.int32)
+        message = torch.tensor(told, dtype=torch.int32, device="cpu")
         handle = self._comm.alltoall(message, name=f"{self._name}: number of entries")
         yield handle
         counts = self._check(handle.wait().tolist())
@@ -120,7 +123,7 @@ class BalancedReduction(PhasedSum):
 
     def _scatter(self, counts: list[int]) -> Handle:
         """Send every entry to its rank; what a rank has for itself is not sent."""
-        messages = [torch.empty(0, dtype=torch.uint8)] * self._comm.size
+        messages = [torch.empty(0, dtype=torch.uint8, device="cpu")] * self._comm.size
         rest = self.rest.numpy()
         for other, (mine, (places, values)) in enumerate(zip(self._dealt, self._pieces, strict=True)):
             if other != self._comm.rank:
@@ -151,7 +154,7 @@ class BalancedReduction(PhasedSum):
         except CommunicatorError as error:
             # Only this rank has seen it, and the others wait: what they get tells them that there is nothing.
             self._fault = error
-            message = torch.zeros(sizes[rank], dtype=torch.uint8)
+            message = torch.zeros(sizes[rank], dtype=torch.uint8, device="cpu")
         return self._comm.allgather(message, sizes=sizes, name=f"{self._name}: largest sums")
 
     def _lists(self, came: Tensor, counts: list[int]) -> list[Pairs]:

@@ -99,8 +99,8 @@ def _measure(comm: Communicator, sizes: list[int]) -> list[_Timing]:
 
 
 def _time_both(comm: Communicator, nbytes: int, runs: int) -> _Timing:
-    values = torch.zeros(nbytes // 4)
-    seconds = torch.zeros(runs, 2, dtype=torch.float64)
+    values = torch.zeros(nbytes // 4, dtype=torch.float32, device="cpu")
+    seconds = torch.zeros(runs, 2, dtype=torch.float64, device="cpu")
     for run in range(runs):
         name = f"choice of allreduce, {nbytes} bytes, run {run + 1}"
         start = time.perf_counter()

@@ -277,7 +277,7 @@ def _message(values: Tensor, code: ValueCode | None) -> Tensor:
         return values
     flat = values.reshape(-1)
     # What rounding drops is lost: rows are not kept from step to step.
-    coded = code.encode(flat, torch.empty_like(flat)) if len(flat) else torch.empty(0, dtype=torch.uint8)
+    coded = code.encode(flat, torch.empty_like(flat)) if len(flat) else torch.empty(0, dtype=torch.uint8, device="cpu")
     return coded.to(values.device)
 
 

@@ -47,8 +47,8 @@ class Owners:
 
     def rows_of(self, rank: int) -> Tensor:
         """The rows that ``rank`` owns, int64, in the order in which it has them."""
-        own = [torch.arange(p, self.rows, self.partitions) for p in self._partitions_of(rank)]
-        return torch.cat(own) if own else torch.empty(0, dtype=torch.int64)
+        own = [torch.arange(p, self.rows, self.partitions, device="cpu") for p in self._partitions_of(rank)]
+        return torch.cat(own) if own else torch.empty(0, dtype=torch.int64, device="cpu")
 
     def count_of(self, rank: int) -> int:
         """How many rows ``rank`` owns."""
@@ -69,4 +69,4 @@ def _starts(owners: Owners) -> Tensor:
     for p in range(owners.partitions):
         before = p - owners.ranks
         starts.append(0 if before < 0 else starts[before] + owners.length(before))
-    return torch.tensor(starts)
+    return torch.tensor(starts, device="cpu")

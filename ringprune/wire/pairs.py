@@ -59,7 +59,7 @@ class PairCode:
         """
         count = indices.size
         if not count:
-            return torch.empty(0, dtype=torch.uint8)
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         code = self._of(count)
         message = new_message(code.position_bytes + self._value_bytes(count))
         positions, body = self._parts(message, code)
