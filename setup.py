@@ -31,6 +31,7 @@ It will work, slowly. To build the library: install torch first, then run, in Ri
 """
 GPUS = "7.5;8.0;9.0;10.0+PTX"  # T4, A100, H100 and H200, B200; later ones compile the PTX when it is loaded
 GPUS_BEFORE_CUDA_12_8 = "7.5;8.0;9.0+PTX"
+OLDEST_NVCC = (12, 1)  # kernel arguments of more than 4 KiB
 CXX_FLAGS = ["-O3", "-g0", "-std=c++20", "-ffp-contract=off", "-fopenmp", "-Wall", "-Wextra", "-Wno-unused-parameter"]
 NVCC_FLAGS = ["-O3", "-std=c++20", "-fmad=false", "-Xcompiler", "-ffp-contract=off,-fopenmp"]
 
@@ -78,6 +79,8 @@ def wants_cuda(mode: str, torch: ModuleType) -> bool:
         missing.append("a CUDA toolkit (nvcc, CUDA_HOME)")
     elif built_for and release.split(".")[0] != built_for.split(".")[0]:
         missing.append(f"the CUDA toolkit {built_for.split('.')[0]} that torch is built for, where nvcc is {release}")
+    elif numbers(release) < OLDEST_NVCC:
+        missing.append(f"nvcc {'.'.join(map(str, OLDEST_NVCC))} or newer, where it is {release}")
     if not missing:
         return True
     why = f"{' and '.join(missing)}; found torch {torch.__version__}, CUDA_HOME={home}"
@@ -98,6 +101,16 @@ def release_of(home: str | None) -> str | None:
     return found[1] if found else None
 
 
+def numbers(release: str) -> tuple[int, ...]:
+    """A release that can be compared."""
+    return tuple(map(int, release.split(".")[:2]))
+
+
+def gpus(release: str) -> str:
+    """What to compile for: TORCH_CUDA_ARCH_LIST, or all that nvcc of this release knows."""
+    return os.environ.get("TORCH_CUDA_ARCH_LIST") or (GPUS if numbers(release) >= (12, 8) else GPUS_BEFORE_CUDA_12_8)
+
+
 def native_library(torch: ModuleType, cuda: bool) -> Extension:
     """The one shared library, ringprune/_native*.so, loaded with torch.ops.load_library."""
     sources = ["csrc/library.cpp", *map(str, sorted(Path("csrc/cpu").glob("*.cpp")))]
@@ -107,9 +120,8 @@ def native_library(torch: ModuleType, cuda: bool) -> Extension:
         make = torch.utils.cpp_extension.CUDAExtension
         sources += map(str, sorted([*Path("csrc/cuda").glob("*.cu"), *Path("csrc/cuda/host").glob("*.cpp")]))
         flags["nvcc"] = NVCC_FLAGS
-        major, minor = map(int, torch.version.cuda.split(".")[:2])
-        known = GPUS if (major, minor) >= (12, 8) else GPUS_BEFORE_CUDA_12_8
-        os.environ["TORCH_CUDA_ARCH_LIST"] = os.environ.get("TORCH_CUDA_ARCH_LIST") or known
+        # nvcc's own release: torch goes with any of its major one, and knows GPUs that an older nvcc does not.
+        os.environ["TORCH_CUDA_ARCH_LIST"] = gpus(release_of(torch.utils.cpp_extension.CUDA_HOME) or torch.version.cuda)
     return make("ringprune._native", sources, extra_compile_args=flags, extra_link_args=["-fopenmp"])
 
 

@@ -39,6 +39,13 @@ def check_device() -> int:
     return 0
 
 
+def shifted(tensor: Tensor, entries: int) -> Tensor:
+    """The same entries, ``entries`` behind where memory is aligned."""
+    memory = torch.empty(tensor.numel() + entries, dtype=tensor.dtype, device=tensor.device)
+    memory[entries:] = tensor
+    return memory[entries:]
+
+
 def one_step(device: str, sizes: list[int], density: float, steps: int) -> list[Tensor]:
     """Everything the ops return and leave behind over some steps, as CPU tensors."""
     from ringprune import ops
@@ -48,12 +55,16 @@ def one_step(device: str, sizes: list[int], density: float, steps: int) -> list[
     offsets = [0]
     for n in sizes:
         offsets.append(offsets[-1] + n)
-    weights = [torch.randn(n, generator=generator).to(dtypes[i % 3]).to(device) for i, n in enumerate(sizes)]
+
+    def drawn(n: int, i: int) -> Tensor:
+        return shifted(torch.randn(n, generator=generator).to(dtypes[i % 3]).to(device), i % 4)
+
+    weights = [drawn(n, i) for i, n in enumerate(sizes)]
     residual, velocity = (torch.zeros(offsets[-1], device=device) for _ in range(2))
     hints = ops.Hints.none(len(sizes), torch.device(device))
     kept: list[Tensor] = []
     for _ in range(steps):
-        grads = [torch.randn(n, generator=generator).to(dtypes[(i + 1) % 3]).to(device) for i, n in enumerate(sizes)]
+        grads = [drawn(n, i + 1) for i, n in enumerate(sizes)]
         found, nonfinite = ops.accumulate_select(
             grads,
             residual,
@@ -73,7 +84,7 @@ def one_step(device: str, sizes: list[int], density: float, steps: int) -> list[
         again = ops.select(scores, offsets, [n // 3 for n in sizes])
         mine = found[found >= 0]
         values = ops.take(residual, velocity, mine, offsets)
-        outputs = [torch.empty_like(weight) for weight in weights]
+        outputs = [shifted(torch.empty_like(weight), i % 4) for i, weight in enumerate(weights)]
         ops.put(outputs, mine, values)
         kept += [found, nonfinite, scores, again, values, ops.square_sum(grads), ops.count_nonfinite(grads), *outputs]
     print(f"  {device}: {hints.counts()}")
@@ -87,7 +98,9 @@ def check_ops(device: str, small: bool) -> int:
     if device == "cuda" and ops.backend() != "native+cuda":
         print(f"gpu check: the ops run as {ops.backend()!r}; native+cuda is needed")
         return 1
-    sizes = [5, 0, 513, 40_000] if small else [3_000_001, 5, 0, 513, 16_384, 1_000_000, *range(60, 90)]
+    sizes = (
+        [5, 0, 513, 40_000, 601, 602, 603, 604] if small else [3_000_001, 5, 0, 513, 16_384, 1_000_000, *range(60, 90)]
+    )
     for density in (0.01,) if small else (0.001, 0.01, 0.1):
         here, there = (one_step(to, sizes, density, steps=2 if small else 4) for to in ("cpu", device))
         for i, (left, right) in enumerate(zip(here, there, strict=True)):

@@ -20,6 +20,9 @@ python="${PYTHON:-python3}"
 status=$?
 [ "$status" -eq 0 ] || exit "$status"
 
+case "$python" in # it is called from another folder
+*/*) python=$(CDPATH='' cd -- "$(dirname -- "$python")" && pwd)/$(basename -- "$python") || exit 1 ;;
+esac
 begin=$(date +%s)
 scratch=$(mktemp -d) || exit 1
 trap 'rm -rf "$scratch"' EXIT

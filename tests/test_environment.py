@@ -263,14 +263,17 @@ def toolkit(folder: Path, release: str | None) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("release", "words"),
+    ("built_for", "release", "words"),
     [
-        (None, r"needs? a CUDA toolkit \(nvcc, CUDA_HOME\)"),
-        ("12.4", "needs? the CUDA toolkit 13 that torch is built for, where nvcc is 12.4"),
-        ("13.2", None),
+        ("13.0", None, r"needs? a CUDA toolkit \(nvcc, CUDA_HOME\)"),
+        ("13.0", "12.4", "needs? the CUDA toolkit 13 that torch is built for, where nvcc is 12.4"),
+        ("12.8", "12.0", "needs? nvcc 12.1 or newer, where it is 12.0"),
+        ("12.8", "12.4", None),
+        ("13.0", "13.2", None),
     ],
 )
 def test_auto_builds_for_cuda_only_where_nvcc_can(
+    built_for: str,
     release: str | None,
     words: str | None,
     monkeypatch: pytest.MonkeyPatch,
@@ -282,7 +285,7 @@ def test_auto_builds_for_cuda_only_where_nvcc_can(
     home = str(toolkit(tmp_path, release))
     extension = SimpleNamespace(CUDA_HOME=home)
     torch = SimpleNamespace(
-        __version__="2.13.0", version=SimpleNamespace(cuda="13.0"), utils=SimpleNamespace(cpp_extension=extension)
+        __version__="2.13.0", version=SimpleNamespace(cuda=built_for), utils=SimpleNamespace(cpp_extension=extension)
     )
     assert setup.wants_cuda("auto", torch) == (words is None)
     assert not setup.wants_cuda("cpu", torch)
@@ -292,6 +295,16 @@ def test_auto_builds_for_cuda_only_where_nvcc_can(
     assert re.search(words, capsys.readouterr().err)
     with pytest.raises(SystemExit, match=f"RINGPRUNE_BUILD=cuda {words}"):
         setup.wants_cuda("cuda", torch)
+
+
+def test_an_older_nvcc_is_not_asked_for_gpus_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's own release, 12.8, nvcc 12.4 was told to compile for sm_100, and the installation ended there."""
+    setup = setup_py(monkeypatch)
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    assert "10.0" not in setup.gpus("12.4")
+    assert "10.0" in setup.gpus("12.10")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.6")
+    assert setup.gpus("13.0") == "8.6"
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -26,7 +26,7 @@ def cuda(device_kernels: Backend) -> str:
 
 
 def anywhere(x: Tensor, shift: int) -> Tensor:
-    """The same entries, ``shift`` entries behind where memory is aligned."""
+    """The same entries on the same device, ``shift`` entries behind where memory is aligned."""
     memory = torch.zeros(x.numel() + shift, dtype=x.dtype, device=x.device)
     memory[shift:] = x
     return memory[shift:]
@@ -37,7 +37,7 @@ def bucket(device: str, sizes: tuple[int, ...], density: float, seed: int = 0) -
     generator = torch.Generator().manual_seed(seed)
 
     def random(n: int, i: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return anywhere(torch.randn(n, generator=generator).to(dtype), i % 4).to(device)
+        return anywhere(torch.randn(n, generator=generator).to(dtype).to(device), i % 4)
 
     return {
         "grads": [random(n, i, FLOATS[i % 3]) for i, n in enumerate(sizes)],
@@ -133,9 +133,9 @@ def test_indices_out_of_range_are_passed_over(device_kernels: Backend) -> None:
 
 @pytest.mark.parametrize("n", [0, 1, 127, 128, 2_048, 2_049, 100_000])
 def test_square_sum_is_the_same_tree(device_kernels: Backend, n: int) -> None:
-    x = anywhere(torch.randn(n, dtype=torch.float64), 1)
+    x = torch.randn(n, dtype=torch.float64)
     tensors = [x, x.float(), x.half()]
-    sums = ops.square_sum([tensor.to(device_kernels.device) for tensor in tensors])
+    sums = ops.square_sum([anywhere(tensor.to(device_kernels.device), 1) for tensor in tensors])
     assert_same_bits(sums.cpu(), Backend("reference").op("square_sum")(tensors))
 
 

@@ -97,6 +97,10 @@ T __ldcg(const T* from) {
   return *from;
 }
 template <class T>
+void __stwb(T* to, T value) {
+  *to = value;
+}
+template <class T>
 T atomicAdd(T* to, T value) {
   return std::exchange(*to, *to + value);
 }
