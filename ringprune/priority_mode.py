@@ -164,7 +164,7 @@ class PriorityMode(GradientMode):
         self._open_step()
         self._raise_failure()
         self._look_for_early_use()
-        for index in self.backward.remaining():
+        for index in self.backward.remaining() if self._overlap else range(len(self.plan.buckets)):
             self._start(index, None)
         self._note_changes()
         with self._driver as dispatch:

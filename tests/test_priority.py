@@ -46,6 +46,28 @@ def test_the_weights_are_those_without_scheduling_bit_for_bit(make: MakeOptimize
     assert all(same_bytes(got, expected) for got in trained(ranks, SLICED, make))
 
 
+@pytest.mark.parametrize("policy", [SLICED, SCHEDULED], ids=["dense", "packed"])
+def test_gradients_may_be_changed_before_the_step_where_nothing_overlaps(policy: rp.Policy) -> None:
+    """With ``overlap=False`` only buckets without a gradient were sent, and the next forward pass waited for ever."""
+
+    def clipped(policy: rp.Policy) -> list[Tensor]:
+        def rank(comm: rp.comm.Communicator) -> Tensor:
+            model = make_model()
+            optimizer = wrap(model, comm, policy, overlap=False)
+            for batch in batches(comm.rank, 6):
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                optimizer.step()
+            with optimizer.shared_weights():
+                return weights(model)
+
+        return rp.simulate(2, rank, timeout=60)
+
+    expected = clipped(replace(policy, schedule=None))[0]
+    assert all(same_bytes(got, expected) for got in clipped(policy))
+
+
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_a_compressed_exchange_is_scheduled_likewise(make: MakeOptimizer) -> None:
     expected = trained(3, IWP, make)[0]

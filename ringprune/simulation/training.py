@@ -138,16 +138,19 @@ class _Run:
         optimizer.step()
 
     def _judge(self, comm: Communicator, step: int, model: nn.Module, optimizer: DistributedOptimizer) -> bool:
-        """Rank 0 judges its model, on the weights that all ranks share, and tells all whether to go on."""
+        """Rank 0 judges its model, on the weights that all ranks share, and tells all whether to go on.
+
+        All take those weights: with a schedule they make what is left of the last step together.
+        """
         self.stats[comm.rank] = optimizer.stats()
         self.sent[comm.rank][step] = float(self.stats[comm.rank]["bytes_sent"])
         goes_on = torch.ones(1)
-        if comm.rank == 0:
-            with _judging(model, optimizer):
+        with _judging(model, optimizer):
+            if comm.rank == 0:
                 score = self.data.score(model, 1.0 if step == self.steps else ON_THE_WAY)
-            self.losses[step] = score.loss
-            goes_on[0] = score.loss <= HOPELESS * self.losses[0]
-            self.final = score if step == self.steps and goes_on else None
+                self.losses[step] = score.loss
+                goes_on[0] = score.loss <= HOPELESS * self.losses[0]
+                self.final = score if step == self.steps and goes_on else None
         return bool(comm.broadcast(goes_on, 0, name="whether to go on").wait())
 
     def outcome(self, *, diverged: bool) -> Outcome:
