@@ -2,6 +2,7 @@
 
 import logging
 import sys
+import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from ringprune.comm import connect
+from ringprune.comm.checked import CheckedCommunicator
 from ringprune.comm.communicator import Communicator, Nodes
 from ringprune.embedding import ShardedEmbedding, embedding_of
 from ringprune.errors import ArgumentTypeError, ConfigurationError
@@ -34,7 +36,9 @@ __all__ = [
     "divide_parameters",
     "horovod_arguments",
     "is_outside",
+    "leave",
     "name_parameters",
+    "share",
     "statistics",
 ]
 
@@ -272,6 +276,25 @@ def describe_parameters(
         if spec.numel > MAX_POSITIONS:
             raise ConfigurationError(f"parameter {spec}: at most {MAX_POSITIONS} entries")
     return specs
+
+
+def leave(comm: Communicator) -> None:
+    """Let go of what :func:`communicator` has made, as far as one rank can alone."""
+    if isinstance(comm, CheckedCommunicator):
+        comm.leave()
+
+
+def share(optimizer: torch.optim.Optimizer, wrapper: torch.optim.Optimizer) -> None:
+    """Make param groups, state and defaults of the wrapper the wrapped optimizer's own objects, and keep it so."""
+    this = weakref.ref(wrapper)
+
+    def again(optimizer: torch.optim.Optimizer) -> None:
+        mine = this()
+        if mine is not None:
+            mine.param_groups, mine.state, mine.defaults = optimizer.param_groups, optimizer.state, optimizer.defaults
+
+    again(optimizer)
+    optimizer.register_load_state_dict_post_hook(again)  # which gives it new groups
 
 
 def horovod_arguments(

@@ -5,8 +5,9 @@ travel packed and one for those that travel dense. What a policy holds back ente
 Momentum correction needs the optimizer and is left out.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import Parameter, Signature
 from itertools import accumulate
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ringprune import checkpoint, wire
+from ringprune.arguments import describe_parameters
 from ringprune.comm import connect
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import ArgumentTypeError, CheckpointError, ConfigurationError, UsageError
@@ -24,7 +26,7 @@ from ringprune.plan import Bucket, ParamSpec, Plan, Route, shake_hands
 from ringprune.policies import Policy, as_policy, check_abilities
 from ringprune.reduction import Mean
 from ringprune.residual import Correction
-from ringprune.scaling import LossScale
+from ringprune.scaling import LossScale, check_halves
 from ringprune.validation import whole_number
 from ringprune.verdict import Verdict
 
@@ -78,6 +80,20 @@ def ddp_hook(
     return DDPHook(chosen, communicator, LossScale(scaler), whole_number("seed", seed, 0), names)
 
 
+def _at_the_end(call: Callable[[], None]) -> None:
+    """Call it at the end of the backward pass that is under way, after what else was put off until then."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def _give(averages: Sequence[tuple[Tensor, Tensor]]) -> None:
+    with torch.no_grad():
+        for param, average in averages:
+            if param.grad is None:
+                param.grad = average
+            else:
+                param.grad.copy_(average)
+
+
 @dataclass
 class _Arrived:
     """One of DDP's buckets in this backward pass."""
@@ -113,6 +129,9 @@ class DDPHook:
         kind = Parameter.POSITIONAL_OR_KEYWORD
         self.__signature__ = Signature([Parameter("state", kind), Parameter("bucket", kind)])
         self._arrived: list[_Arrived] = []
+        self._open = False  # buckets of a backward pass have come, but not the last one
+        self._touched: set[int] = set()  # ids of parameters that have got a gradient here since the last pass
+        self._watched: set[int] = set()
         self._layout: list[tuple[int, ...]] = []
         self._found: list[tuple[Sequence[int], Tensor]] = []  # counts of NaN and infinite entries, not yet read
         self._steady, self._alike = False, 0  # how many passes in a row have had the layout of the one before
@@ -123,11 +142,17 @@ class DDPHook:
         """Exchange one of DDP's buckets; called by DDP during backward, in the same order on all ranks.
 
         Raises:
-            NonFiniteGradientError, RankMismatchError: out of ``backward()``, on all ranks together.
+            NonFiniteGradientError, RankMismatchError, UsageError, ConfigurationError: out of ``backward()``, on all
+                ranks together.
         """
-        if bucket.index() == 0:
-            self._arrived = []
         params = list(bucket.parameters())
+        if bucket.index() == 0:
+            self._begin(params)
+        if bucket.buffer().is_sparse:
+            raise ConfigurationError(
+                f"the gradient of {self._names.get(id(params[0]), 'a parameter')!r} is sparse: ddp_hook exchanges "
+                "dense ones only. Use ringprune.DistributedOptimizer with the plain model, or leave sparse=True out"
+            )
         grads = [_in_order(grad, param) for grad, param in zip(bucket.gradients(), params, strict=True)]
         self._arrived.append(_Arrived(bucket.buffer(), params, grads))
         if self._steady:
@@ -137,6 +162,27 @@ class DDPHook:
         return self._arrived[-1].future
 
     # -- one backward pass --------------------------------------------------------------------------------------------
+
+    def _begin(self, params: Sequence[Tensor]) -> None:
+        """The first bucket of a pass: ``params`` are its parameters."""
+        before = {id(param) for arrived in self._arrived for param in arrived.params}
+        if self._open and not before.intersection(map(id, params)):  # else one that was given up by an error
+            self._open = False
+            raise UsageError(
+                "DistributedDataParallel hands over several buckets without telling which is the last, as it does in "
+                "the first pass with static_graph=True and parameters of several dtypes: leave static_graph out"
+            )
+        self._arrived, self._open = [], True
+        _at_the_end(partial(self._look_for_the_last, self._arrived))
+
+    def _look_for_the_last(self, arrived: "list[_Arrived]") -> None:
+        """At the end of the backward pass, before DDP waits for its buckets: for ever, where one never came."""
+        if self._open and arrived is self._arrived:
+            self._open = False
+            raise UsageError(
+                "DistributedDataParallel left out its last bucket, as it does with skip_all_reduce_unused_params=True: "
+                "leave that out; find_unused_parameters=True goes with ddp_hook"
+            )
 
     def _start(self, position: int, factors: dict[int, float] | None) -> None:
         """Start the exchange of the DDP bucket at ``position``."""
@@ -164,6 +210,7 @@ class DDPHook:
 
     def _finish(self) -> None:
         """All buckets are there: start those that were not, decide together, and give DDP the averages."""
+        self._open = False
         layout = [arrived.layout for arrived in self._arrived]
         if not self._steady:
             # DDP makes its first buckets anew after the first backward pass, or with a static graph after the second.
@@ -186,6 +233,7 @@ class DDPHook:
             self._verdict.clear()
         for arrived in self._arrived:
             arrived.future.set_result(arrived.buffer)
+        self._watch()
 
     def _start_all(self) -> None:
         self._scale.read()
@@ -212,13 +260,39 @@ class DDPHook:
         outputs = [grad if grad.is_contiguous() else torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
                    for grad in grads]  # fmt: skip
         self._exchange.finish(outputs)
+        check_halves((spec.name, output) for spec, output in zip(self._plan.params, outputs, strict=True))
         for grad, output in zip(grads, outputs, strict=True):
             if output is not grad:
                 grad.copy_(output)
         if self._scale.enabled:  # the scaler divides by it
             for arrived in self._arrived:
                 arrived.buffer.mul_(self._scale.value)
+        self._give_unused()
         self._metrics.steps += 1
+
+    def _give_unused(self) -> None:
+        """See that averages of parameters which this rank has not used in the pass come to them.
+
+        Where no rank has, DDP leaves ``.grad`` as it was (``find_unused_parameters=True``): what was sent of earlier
+        gradients would be lost.
+        """
+        pairs = [pair for arrived in self._arrived for pair in zip(arrived.params, arrived.grads, strict=True)]
+        unused = [
+            (param, grad.clone())
+            for param, grad in pairs
+            if (param.grad is None or (id(param) in self._watched and id(param) not in self._touched)) and grad.any()
+        ]
+        self._touched.clear()
+        if unused:
+            _at_the_end(lambda: _at_the_end(partial(_give, unused)))  # of those, after DDP's own
+
+    def _watch(self) -> None:
+        """Note from now on which parameters get a gradient."""
+        touched = self._touched
+        for param in (param for arrived in self._arrived for param in arrived.params):
+            if id(param) not in self._watched:
+                self._watched.add(id(param))
+                param.register_post_accumulate_grad_hook(lambda param: touched.add(id(param)))
 
     def _refuse(self) -> None:
         """A gradient is not finite: nothing of the pass is kept; all scalers skip the step, or all raise."""
@@ -235,10 +309,8 @@ class DDPHook:
         """Make the Plan for DDP's buckets, and move what was kept back over to it."""
         kept = self.state_dict()
         self._params = [param for arrived in self._arrived for param in arrived.params]
-        specs = []
-        for param in self._params:
-            name = self._names.setdefault(id(param), f"parameter {len(self._names)}")
-            specs.append(ParamSpec(name, tuple(param.shape), param.dtype, param.device, 0))
+        named = [(self._names.setdefault(id(p), f"parameter {len(self._names)}"), p, 0) for p in self._params]
+        specs = describe_parameters(named)  # DDP has seen to it that they are alike on all ranks, and so are errors
         self._buckets = self._split(specs)
         buckets = tuple(bucket for group in self._buckets for bucket in group)
         facts = [f"wire format {wire.WIRE_VERSION}", f"policy {self._policy}", f"seed={self._seed}", str(self._scale)]

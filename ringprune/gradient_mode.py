@@ -6,14 +6,15 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from ringprune import momentum, ops
+from ringprune import momentum
 from ringprune.checkpoint import Origin
 from ringprune.embedding import any_embeddings
-from ringprune.errors import NonFiniteGradientError, UsageError
+from ringprune.errors import UsageError
 from ringprune.mode import Mode, Parts
 from ringprune.packing import no_rows
 from ringprune.plan import Bucket
 from ringprune.residual import Correction
+from ringprune.scaling import check_halves
 from ringprune.taken import Taken
 from ringprune.timeline import Timeline
 
@@ -38,6 +39,7 @@ class GradientMode(Mode):
         self._specs, self._packed = parts.specs, [policy.routing.packed(spec) for spec in parts.specs]
         self._held: list[int] = []  # buckets that are full and wait for the end of the backward pass
         self._taken = Taken(parts.params)
+        self._all_keep = parts.nodes is None
         takes_over = policy.correction == "local" and momentum.takes_over(parts.inner)
         super().__init__(parts, self._in_pieces(parts.params), velocity=takes_over, spare=self._overlap)
         self._momentum = (
@@ -237,22 +239,16 @@ class GradientMode(Mode):
                 param.grad = output
 
     def _check_halves(self) -> None:
-        """Averages are float32, and the same on all ranks; what float16 cannot hold of them all ranks refuse."""
-        halves = [(s, p.grad) for s, p in zip(self._specs, self.params, strict=True) if p.dtype == torch.float16]
-        held = [(spec, grad) for spec, grad in halves if grad is not None and not grad.is_sparse]
-        counts = ops.count_nonfinite([grad for _, grad in held]).tolist() if held else []
-        for (spec, _), count in zip(held, counts, strict=True):
-            if count:
-                raise NonFiniteGradientError(
-                    f"the average of {spec.name!r} is beyond float16 in {count} of {spec.numel} entries, though every "
-                    "rank's gradient was finite: what was kept back has added up. The step was not made; keep the "
-                    "parameters in float32, under torch.autocast, or send more of them"
-                )
+        grads = [None if p.grad is None or p.grad.is_sparse else p.grad for p in self.params]
+        check_halves((s.name, grad) for s, grad in zip(self._specs, grads, strict=True) if grad is not None)
 
-    def close(self) -> None:
-        """Stop watching the parameters."""
+    def close(self, *, flushed: bool = False) -> None:
+        """Stop watching the parameters. SGD has its momentum again, as far as that is the same on all ranks."""
         self._taken.forget()
-        super().close()
+        if self._momentum is not None:
+            state = self.exchange.state() if flushed and self._all_keep else {}  # velocities are then their mean
+            self._momentum.give_back({name: kinds["velocity"] for name, kinds in state.items() if "velocity" in kinds})
+        super().close(flushed=flushed)
 
     def overflow(self) -> None:
         """The step is not made: let a scaler see why on this rank too; rows stay as they are."""
@@ -336,6 +332,7 @@ class GradientMode(Mode):
         for embedding in self.embeddings.values():
             embedding.weight.grad = None  # of the step before, which was made
         self.exchange.flush(self._in_pieces([param if param.grad is None else param.grad for param in self.params]))
+        self._check_halves()
         self._inner_step()
         self._inner.zero_grad(set_to_none=True)
 

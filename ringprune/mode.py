@@ -184,8 +184,8 @@ class Mode(ABC):
         """Steps made since the last exchange, by this rank alone."""
         return 0
 
-    def close(self) -> None:
-        """Let go of the parameters."""
+    def close(self, *, flushed: bool = False) -> None:
+        """Let go of the parameters; ``flushed``: nothing has happened since :meth:`flush`."""
         self.backward.close()
         self.exchange.forget()
 

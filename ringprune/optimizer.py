@@ -97,15 +97,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         outside = arguments.is_outside(process_set)
         if not outside:
             self._comm = arguments.communicator(comm, process_set)
+            self._own_comm = comm is None or isinstance(comm, str)
             greeting, outside = Greeting(self._comm), self._comm.size == 0
         with nullcontext() if outside else greeting.told():
             chosen, auto = as_choice(policy, optimizer, {"hierarchical=True": hierarchical, "guard": guard is not None})
             self._inner = arguments.check_optimizer(optimizer, chosen)
             super().__init__(optimizer.param_groups, optimizer.defaults)
-            self._share()
+            arguments.share(optimizer, self)
             self._should_synchronize = True
             self._synchronized = self._skipped = self._scaled = self._flushed = self._closed = False
             self._mode: GradientMode | UpdateMode | None = None
+            self._last: dict[str, Any] = {}  # statistics, of one that was closed
             self._nodes: Nodes | None = None
             self._pilot: Pilot | None = None
             if outside:
@@ -143,6 +145,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             greeting.check([first_fact, "ranks to be divided by node"])
         with greeting.told():
             self._nodes = arguments.divide(self._comm, chosen, params) if hierarchical else None
+            self._keepers = self._comm.size if self._nodes is None else self._nodes.count
             if self._comm.rank == 0:
                 arguments.advise(optimizer, chosen, self._comm, model, given=policy)
             more = (self._nodes, sliced, model, embeddings)
@@ -154,11 +157,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         except RingPruneError:
             self.close()
             raise
-
-    def _share(self) -> None:
-        """Param groups, state and defaults are the wrapped optimizer's own objects."""
-        self.param_groups, self.state = self._inner.param_groups, self._inner.state
-        self.defaults = self._inner.defaults
 
     def _active(self) -> GradientMode | UpdateMode | None:
         """What exchanges; None on ranks outside the process set.
@@ -228,7 +226,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         elif not mode.backward.touched and arguments.called_by_horovod_broadcast():
             mode.initialise()
         else:
-            self._share()  # load_state_dict() of the wrapped optimizer gives it new groups
             with mode.scale.inside(self):
                 if isinstance(mode, GradientMode):
                     self._step(mode)
@@ -315,8 +312,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def stats(self) -> dict[str, Any]:
         """Steps, bytes by content, ratios, densities and seconds per stage, as plain numbers (see metrics.py)."""
-        stats = {} if self._mode is None else self._mode.stats()
-        return stats if self._pilot is None else stats | {"auto": self._pilot.stats()}
+        if self._mode is None:
+            return self._last
+        return self._mode.stats() | ({} if self._pilot is None else {"auto": self._pilot.stats()})
 
     def flush(self) -> None:
         """Send what all ranks have kept back, whole, and step on it; all ranks call this between steps.
@@ -349,11 +347,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 state["ringprune"]["auto"] = self._pilot.state()
         return state
 
-    @property
-    def _keepers(self) -> int:
-        """How many ranks may keep something back."""
-        return self._comm.size if self._nodes is None else self._nodes.count
-
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`; on every rank, each from its own unless it was saved after a flush.
 
@@ -384,7 +377,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 load(mode)
             else:
                 mode = self._mode = self._pilot.resume(state_dict["ringprune"].get("auto", {}), load)
-        self._share()
         if mode is not None:
             checkpoint.copy(entries, mode.state_like(entries))
             mode.resumed(entries, origin)
@@ -393,8 +385,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Remove the hooks from the parameters, so that the model can be wrapped again; this wrapper is done.
 
-        With ``lookahead`` all ranks call it, between steps.
+        What was kept back is gone: :meth:`flush` first. SGD has its momentum again, all of it after a flush. With
+        ``lookahead`` all ranks call it, between steps.
         """
-        mode, self._mode, self._closed = self._mode, None, True
+        mode, last = self._mode, self.stats()
+        self._mode, self._last, self._closed = None, last, True
         if mode is not None:
-            mode.close()
+            mode.close(flushed=self._flushed)
+            if self._own_comm:
+                arguments.leave(self._comm)

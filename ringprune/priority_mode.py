@@ -330,13 +330,13 @@ class PriorityMode(GradientMode):
             total.update(pieces[spec.name])
         return stats | {"parameters": {name: dict(total) for name, total in parameters.items()}}
 
-    def close(self) -> None:
+    def close(self, *, flushed: bool = False) -> None:
         """Make what is left of a step, and let go of the model."""
         try:
             self.settle()
         finally:
             _let_go(self._driver, self._gates)
-            super().close()
+            super().close(flushed=flushed)
 
 
 def _wire_bytes(bucket: Bucket, policy: Policy) -> int:

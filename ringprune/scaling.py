@@ -11,9 +11,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringprune.errors import ArgumentTypeError, RingPruneError
+from ringprune import ops
+from ringprune.errors import ArgumentTypeError, NonFiniteGradientError, RingPruneError
 
-__all__ = ["LossScale"]
+__all__ = ["LossScale", "check_halves"]
+
+
+def check_halves(averages: Iterable[tuple[str, Tensor]]) -> None:
+    """Averages are float32, and the same on all ranks; what float16 cannot hold of them all ranks refuse.
+
+    Args:
+        averages: of parameters by name, dense and contiguous; those of float16 are looked at.
+
+    Raises:
+        NonFiniteGradientError: an entry is infinite.
+    """
+    halves = [(name, average) for name, average in averages if average.dtype == torch.float16]
+    counts = ops.count_nonfinite([average for _, average in halves]).tolist() if halves else []
+    for (name, average), count in zip(halves, counts, strict=True):
+        if count:
+            raise NonFiniteGradientError(
+                f"the average of {name!r} is beyond float16 in {count} of {average.numel()} entries, though every "
+                "rank's gradient was finite: what was kept back has added up. The step was not made; keep the "
+                "parameters in float32, under torch.autocast, or send more of them"
+            )
 
 
 class LossScale:

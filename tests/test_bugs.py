@@ -267,3 +267,76 @@ def test_a_damaged_checkpoint_entry_is_named() -> None:
                 optimizer.load_state_dict(state)
 
     only(rank)
+
+
+def test_a_flush_beyond_float16_is_refused() -> None:
+    """What was kept back added up to infinity, and a flush put that into the weights without a word."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = nn.Linear(64, 64, bias=False).half()
+        with torch.no_grad():
+            model.weight.fill_(0.001)
+            model.weight[:, 0] = 100.0
+        optimizer = wrap(model, comm, rp.IWP(0.01, min_numel=1, damping=0.0), lambda p: torch.optim.SGD(p, lr=1e-6))
+        x = torch.full((1, 64), 0.03, dtype=torch.half)
+        x[0, 0] = 1
+        for _ in range(40):
+            optimizer.zero_grad()
+            (model(x).float() * 3000).sum().backward()
+            optimizer.step()
+        with pytest.raises(rp.NonFiniteGradientError, match="'weight' is beyond float16"):
+            optimizer.flush()
+        assert model.weight.isfinite().all()
+
+    rp.simulate(2, rank, timeout=60)
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_closing_gives_sgd_its_momentum_back(flushed: bool) -> None:
+    """The wrapper takes it over, and closed, as the documents say to unfreeze a layer, it took it along."""
+
+    def rank(comm: rp.comm.Communicator) -> list[Tensor]:
+        model = make_model()
+        inner = sgd(model.parameters())
+        optimizer = rp.DistributedOptimizer(inner, model.named_parameters(), policy=IWP, comm=comm)
+        run(model, optimizer, comm.rank, 6)
+        if flushed:
+            optimizer.flush()
+        optimizer.close()
+        buffers = {name: inner.state[p]["momentum_buffer"] for name, p in model.named_parameters() if inner.state[p]}
+        packed = {"0.weight", "2.weight"}
+        assert packed.isdisjoint(buffers) != flushed, "velocities are the same on all ranks only after a flush"
+        assert buffers.keys() | packed == {name for name, _ in model.named_parameters()}
+        wrap(model, comm, IWP, lambda _: inner, check_every=1)
+        return [buffer.clone() for buffer in buffers.values()]
+
+    first, *others = rp.simulate(3, rank, timeout=60)
+    assert all(float(buffer.abs().max()) > 0 for buffer in first)
+    for other in others:
+        assert all(same_bytes(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_statistics_outlive_the_wrapper() -> None:
+    """After close() they were empty, and so was what a StatsLog that was closed later wrote."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        _, optimizer = train(comm, IWP, sgd, 3)
+        before = optimizer.stats()
+        optimizer.close()
+        assert optimizer.stats()["bytes_sent"] == before["bytes_sent"] > 0
+
+    rp.simulate(2, rank, timeout=60)
+
+
+def test_a_checkpoint_of_the_plain_optimizer_is_seen_by_the_wrapper_at_once() -> None:
+    """It had the old param groups until its next step, and learning rates set in them were lost."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        inner = sgd(model.parameters())
+        optimizer = rp.DistributedOptimizer(inner, model.named_parameters(), policy=IWP, comm=comm)
+        inner.load_state_dict(inner.state_dict())
+        assert optimizer.param_groups is inner.param_groups
+        assert optimizer.state is inner.state
+
+    only(rank)

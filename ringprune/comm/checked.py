@@ -170,6 +170,11 @@ class CheckedCommunicator(ABC):
                 part.close()
             self._release()
 
+    def leave(self) -> None:
+        """Close, as far as one rank can alone; the rest ends with the process."""
+        for part in self._divided:
+            part.leave()
+
     @abstractmethod
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
         """Start the collective on ``tensor``, to end in ``into`` (``tensor`` itself where it works in place)."""

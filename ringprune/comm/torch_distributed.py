@@ -195,6 +195,11 @@ class TorchCommunicator(CheckedCommunicator):
             with suppress(ValueError):  # the script has called destroy_process_group(), which ends every group
                 dist.destroy_process_group(group)
 
+    def leave(self) -> None:
+        """Close, but for groups that are in use or NCCL's: Gloo's threads and sockets are given back."""
+        super().leave()
+        self._end()
+
     def _end(self) -> None:
         """At the end of the process: close, but for a group that is in use, or whose end may be collective (NCCL).
 

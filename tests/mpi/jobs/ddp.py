@@ -1,7 +1,9 @@
 """A job that trains under DistributedDataParallel with RingPrune's hook and compares it with the wrapper."""
 
 import copy
+import inspect
 import math
+import os
 import sys
 from dataclasses import replace
 from functools import partial
@@ -169,6 +171,96 @@ def other_layouts_of_memory(comm: rp.comm.Communicator) -> None:
     assert torch.allclose(*results, atol=1e-4)
 
 
+class Heads(nn.Module):
+    """Two heads, of which a pass uses one."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList([nn.Linear(64, 64, bias=False, dtype=kind) for kind in (torch.float32, dtype)])
+
+    def forward(self, x: Tensor, *used: int) -> Tensor:
+        total = sum(self.heads[i](x.to(self.heads[i].weight.dtype)).float().sum() for i in used)
+        assert isinstance(total, Tensor)
+        return total
+
+
+def what_was_kept_of_heads_that_nobody_uses_comes_too(comm: rp.comm.Communicator) -> None:
+    """DDP leaves ``.grad`` alone where no rank used a parameter: a third of such gradients was lost without a word."""
+    for to_none in (True, False):
+        torch.manual_seed(0)
+        model = Heads()
+        ddp = DistributedDataParallel(model, find_unused_parameters=True)
+        hook = rp.ddp_hook(rp.IWP(0.1, roots="all", min_numel=1), named_parameters=model.named_parameters())
+        ddp.register_comm_hook(None, hook)
+        draw = torch.Generator().manual_seed(comm.rank)
+        given, got = torch.zeros(64, dtype=torch.float64), torch.zeros(64, 64, dtype=torch.float64)
+        for step in range(12):
+            x = torch.randn(8, 64, generator=draw)
+            head = 0 if step < 6 else 1
+            model.zero_grad(set_to_none=to_none)
+            ddp(x, head).backward()
+            given += x.sum(0) * (head == 0)
+            if model.heads[0].weight.grad is not None:
+                got += model.heads[0].weight.grad
+        kept = hook.state_dict()["parameters"]["heads.0.weight"]["residual"].double()
+        mine = given.expand(64, 64) - kept.view(64, 64)
+        mean = comm.allreduce(mine.contiguous(), name="given").wait() / comm.size
+        # Twelve sums of float32, each of entries of at most 64.
+        assert torch.allclose(got, mean, atol=12 * 64 * 2**-23), float((got - mean).abs().max())
+
+
+def what_ddp_does_not_tell_is_refused(comm: rp.comm.Communicator) -> None:
+    """Several buckets at once, or not the last one: the hook waited for it, and DDP for the hook, for ever."""
+    mixed = DistributedDataParallel(Heads(torch.bfloat16), static_graph=True)
+    mixed.register_comm_hook(None, rp.ddp_hook(rp.Dense()))
+    with pytest.raises(rp.UsageError, match=r"without telling which is the last.*static_graph"):
+        mixed(torch.randn(4, 64), 0, 1).backward()
+    if "skip_all_reduce_unused_params" in inspect.signature(DistributedDataParallel).parameters:  # of newer releases
+        skipping: Any = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+        ddp = DistributedDataParallel(Heads(), bucket_cap_mb=0.005, **skipping)
+        ddp.register_comm_hook(None, rp.ddp_hook(rp.Dense()))
+        with pytest.raises(rp.UsageError, match="skip_all_reduce_unused_params"):
+            for _ in range(3):  # the first pass has one bucket
+                ddp(torch.randn(4, 64), 1).backward()
+
+
+def parameters_that_cannot_be_exchanged_are_refused_by_name(comm: rp.comm.Communicator) -> None:
+    for layer, inputs, message in (
+        (nn.Embedding(100, 8, sparse=True), torch.arange(4), r"'weight' is sparse.*leave sparse=True out"),
+        (nn.Linear(8, 8, bias=False, dtype=torch.complex64), torch.ones(1, 8, dtype=torch.complex64), "'weight' compl"),
+    ):
+        ddp = DistributedDataParallel(layer)
+        ddp.register_comm_hook(None, rp.ddp_hook(rp.Dense(), named_parameters=layer.named_parameters()))
+        with pytest.raises(rp.ConfigurationError, match=message):
+            ddp(inputs).abs().sum().backward()
+
+
+def averages_beyond_float16_are_refused(comm: rp.comm.Communicator) -> None:
+    """Infinity reached the weights, where the wrapper raises."""
+    model = nn.Linear(64, 64, bias=False).half()
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(None, rp.ddp_hook(rp.IWP(0.01, min_numel=1), named_parameters=model.named_parameters()))
+    with pytest.raises(rp.NonFiniteGradientError, match=r"'weight' is beyond float16.*kept back has added up"):
+        for _ in range(60):
+            model.zero_grad()
+            (ddp(torch.ones(1, 64, dtype=torch.half)).float() * 3000).sum().backward()
+
+
+def wrappers_that_are_closed_give_their_groups_back(comm: rp.comm.Communicator) -> None:
+    """Each left a process group behind, of five open files and three threads."""
+
+    def wrap_and_close() -> int:
+        model = make_model()
+        optimizer = rp.DistributedOptimizer(sgd(model.parameters()), model.named_parameters(), comm="torch")
+        run(model, optimizer, comm.rank, 1)
+        optimizer.close()
+        return len(os.listdir("/proc/self/fd"))
+
+    if sys.platform == "linux":
+        first = wrap_and_close()
+        assert max(wrap_and_close() for _ in range(10)) < first + 10
+
+
 CHECKS = (
     dense_is_plain_ddp,
     a_static_graph_changes_its_buckets_late,
@@ -180,6 +272,11 @@ CHECKS = (
     a_norm_over_all_gradients,
     ranks_that_differ,
     other_layouts_of_memory,
+    what_was_kept_of_heads_that_nobody_uses_comes_too,
+    what_ddp_does_not_tell_is_refused,
+    parameters_that_cannot_be_exchanged_are_refused_by_name,
+    averages_beyond_float16_are_refused,
+    wrappers_that_are_closed_give_their_groups_back,
 )
 
 if __name__ == "__main__":
