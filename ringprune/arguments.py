@@ -308,6 +308,7 @@ def horovod_arguments(
     if compression is not None and getattr(compression, "__name__", type(compression).__name__) != "NoneCompressor":
         raise ConfigurationError(
             f"compression={compression!r}: the policy decides what is sent; leave compression out (or Compression.none)"
+            '. What Compression.fp16 does is policy=ringprune.Dense("fp16")'
         )
     for name, value in (("groups", groups), ("num_groups", num_groups)):
         if value:

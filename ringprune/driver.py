@@ -27,13 +27,14 @@ class Driver:
 
     Args:
         dispatch: what is kept going.
-        device: where gradients live; on a GPU the thread works on the stream that is current now.
+        device: where gradients live; on a GPU the thread works on the stream that is current now, after what the
+            program's current stream was given when it handed a bucket over.
         threaded: have a thread; otherwise things happen when the program comes by.
     """
 
     def __init__(self, dispatch: Dispatch, device: torch.device, *, threaded: bool) -> None:
         self._dispatch, self._threaded = dispatch, threaded
-        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.current_stream(device) if device.type == "cuda" and threaded else None
         self._lock, self._wake = threading.RLock(), threading.Event()
         self._error: Exception | None = None
         self._closed = False
@@ -54,6 +55,8 @@ class Driver:
             while self._dispatch.progress():
                 pass
             return
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         if self._thread is None:
             # A daemon: a message that never comes must not keep the process from ending.
             self._thread = threading.Thread(target=self._run, name="ringprune schedule", daemon=True)
@@ -67,6 +70,11 @@ class Driver:
         Raises:
             CommunicatorError: as the communicator raises it.
         """
+        self._wait_for(buckets)
+        if self._stream is not None:  # what the thread has copied comes before what the program does with it
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+    def _wait_for(self, buckets: Collection[int]) -> None:
         since, pause = time.monotonic(), 0.0
         while True:
             with self._lock:

@@ -141,12 +141,12 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
     if parts.policy.local_steps is not None:
         if parts.embeddings and parts.scale.enabled:
             raise ConfigurationError(
-                "local_steps, as policy='iwp' has, with a scaler and a ShardedEmbedding: ranks scale their losses by "
+                "local_steps (policy='iwp' has them) with a scaler and a ShardedEmbedding: ranks scale their losses by "
                 "themselves, and gradients of rows are summed over them. Train in bfloat16, without a scaler"
             )
         if not parts.settings.mean.average:
             raise ConfigurationError(
-                "op=Sum with local_steps, as policy='iwp' has: what the ranks' weights have moved by is averaged. "
+                "op=Sum with local_steps (policy='iwp' has them): what the ranks' weights have moved by is averaged. "
                 "Exchange gradients: policy=ringprune.IWP()"
             )
         return UpdateMode(parts, statistics)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["above_zero", "at_least", "picture", "rate", "share", "target", "written_rate"]
+__all__ = ["above_zero", "at_least", "file", "folder", "picture", "rate", "share", "target", "written_rate"]
 
 UNLIMITED = "unlimited"
 PICTURES = (".png", ".pdf", ".svg")
@@ -63,17 +63,35 @@ def written_rate(bits: float) -> str:
 
 def target(text: str) -> str:
     """A file that can be written, or ``-``."""
-    path = Path(text)
-    if text != "-" and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+    if text != "-" and not _can_be_written(Path(text)):
         raise argparse.ArgumentTypeError(f"{text!r}: a file in a folder that exists and can be written to, or -")
     return text
+
+
+def file(text: str) -> Path:
+    """A file that can be written."""
+    if not _can_be_written(Path(text)):
+        raise argparse.ArgumentTypeError(f"{text!r}: a file in a folder that exists and can be written to")
+    return Path(text)
+
+
+def folder(text: str) -> Path:
+    """A folder that files can be written to, or that can be made in one that exists."""
+    path = Path(text)
+    if not os.access(path if path.exists() else path.parent, os.W_OK) or path.is_file():
+        raise argparse.ArgumentTypeError(f"{text!r}: a folder that can be written to, or made in one that exists")
+    return path
+
+
+def _can_be_written(path: Path) -> bool:
+    return not path.is_dir() and os.access(path.parent, os.W_OK)
 
 
 def picture(text: str) -> Path:
     """A file that can be written, for a picture: refused here, not when all that it shows has been measured."""
     if Path(text).suffix.lower() not in PICTURES:
         raise argparse.ArgumentTypeError(f"{text!r}: a file whose name ends in {', '.join(PICTURES)}")
-    return Path(target(text))
+    return file(text)
 
 
 def _number(text: str) -> float:

@@ -47,6 +47,8 @@ def sentence(rows: Sequence[Row], rate: str) -> str:
     dense, chosen = (next(row for row in rows if test(row)) for test in (_is_dense, _is_best))
     if chosen["ranks"] == 1:
         return "One rank sends nothing. Leave compression off."
+    if len(rows) == 1:
+        return f"Only {dense['method']} was asked for, and nothing to compare it with: leave --methods out for all."
     link = "Over links without limit" if rate == "unlimited" else f"At {rate}"
     where = f"{link} with {chosen['ranks']} ranks"
     took = f"{1e3 * dense['seconds']:,.0f} ms a step"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ringprune.bench.table import plain
 from ringprune.errors import ConfigurationError, RingPruneError
-from ringprune.readers import at_least, target
+from ringprune.readers import at_least, folder, target
 from ringprune.simulation import table
 from ringprune.simulation.battery import Battery
 from ringprune.simulation.cell import Record
@@ -69,7 +69,7 @@ def add_command(simulations: "argparse._SubParsersAction[argparse.ArgumentParser
     parser.add_argument(
         "--json", type=target, metavar="FILE", help="write the rows to FILE for programs; - is standard output"
     )
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="write plots: loss and steps, best value and bytes")
+    parser.add_argument("--plots", type=folder, metavar="DIR", help="write plots: loss and steps, best value and bytes")
     parser.add_argument(
         "--document", type=Path, metavar="DIR", help="write DIR/accuracy.md of all cells, rows and plots; makes no runs"
     )
@@ -93,7 +93,7 @@ def _run(options: argparse.Namespace) -> int:
         status = 0 if looking else progress(make_runs(battery.plan, store, options.jobs), options.jobs)
         records = store.records()
         if options.log:
-            print(markdown(*log(records.values())))
+            print(markdown(*log(records.values(), probes=True)))
         else:
             _give(battery.studies(records), records, options)
     except RingPruneError as error:

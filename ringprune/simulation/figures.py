@@ -25,6 +25,7 @@ def draw(studies: Sequence[Study], folder: Path) -> list[Path]:
         DependencyError: matplotlib is missing.
     """
     load_pyplot()
+    folder.mkdir(exist_ok=True)
     done = [study for study in studies if study.best is not None]
     return [_curves(done, folder / CURVES), _front(done, folder / FRONT)] if done else []
 

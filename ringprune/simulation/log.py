@@ -15,14 +15,15 @@ Record = dict[str, Any]
 HEADINGS = ("task", "ranks", "steps", "method", "rate", "value", "seeds", "wire ratio")
 
 
-def log(records: Iterable[Record]) -> tuple[Sequence[str], list[list[str]]]:
-    """Headings and lines: by task, ranks and steps, best first; seeds of the same run together, short probes left out.
+def log(records: Iterable[Record], *, probes: bool = False) -> tuple[Sequence[str], list[list[str]]]:
+    """Headings and lines: by task, ranks and steps, best first; seeds of the same run together.
 
-    Runs of an older version of a task are marked with it.
+    Runs of an older version of a task are marked with it. Without ``probes``, runs of less than a quarter of a task's
+    steps are left out: the battery makes those to find out how many bytes a method sends.
     """
     groups: dict[tuple[Any, ...], list[Record]] = defaultdict(list)
     for record in records:
-        if record["task"] in TASKS and record["steps"] >= TASKS[record["task"]].steps // 4:
+        if record["task"] in TASKS and (probes or record["steps"] >= TASKS[record["task"]].steps // 4):
             same = [record[key] for key in ("task", "ranks", "steps", "version", "policy", "learning_rate")]
             groups[tuple(same)].append(record)
     return HEADINGS, [_line(group) for group in sorted(groups.values(), key=_order)]

@@ -9,8 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ringprune.bench.table import plain
 from ringprune.errors import RingPruneError
-from ringprune.readers import above_zero, at_least
+from ringprune.readers import above_zero, at_least, file
+from ringprune.simulation.log import log
 from ringprune.simulation.progress import progress
 from ringprune.simulation.spec import Spec, parse
 from ringprune.simulation.store import Key, Store
@@ -21,7 +23,8 @@ __all__ = ["add_command", "add_shared"]
 
 DESCRIPTION = """\
 Trains every task given with every policy, learning rate and seed given, and adds each run to a store as it ends. What
-the store has is not run again.
+the store has is not run again. A table of these runs comes last; that of all in the store is shown by
+ringprune simulate accuracy --log.
 
 A policy is a name, or a name with arguments of its function: iwp:density=0.04,roots=all,warmup=200. One more argument
 is the simulation's own: flush=1 sends all residuals before the model is judged.
@@ -59,7 +62,7 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--store",
-        type=Path,
+        type=file,
         default=Path("accuracy_runs.jsonl"),
         metavar="FILE",
         help="where runs are kept; %(default)s",
@@ -73,7 +76,11 @@ def _run(options: argparse.Namespace) -> int:
         print(f"ringprune simulate run: {error}", file=sys.stderr)
         return 2
     keys = [_key(options, *chosen) for chosen in itertools.product(options.task, specs, options.rate, options.seed)]
-    return progress(make_runs(partial(_plan, keys), Store(options.store), options.jobs), options.jobs)
+    store = Store(options.store)
+    status = progress(make_runs(partial(_plan, keys), store, options.jobs), options.jobs)
+    records = store.records()
+    print(plain(*log((records[key.digest] for key in dict.fromkeys(keys) if key.digest in records), probes=True)))
+    return status
 
 
 def _plan(keys: Sequence[Key], records: Mapping[str, Any]) -> tuple[Sequence[Key], Ahead]:

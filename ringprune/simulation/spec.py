@@ -104,6 +104,8 @@ def parse(text: str) -> Spec:
     _check("policy", name, list(POLICIES), "the policies are")
     words: dict[str, str] = {}
     for word in filter(None, (part.strip() for part in rest.split(","))):
+        if ":" in word:
+            raise ConfigurationError(f"{text!r}: arguments stand behind one colon, with commas between them")
         key, equals, value = (part.strip() for part in word.partition("="))
         _check(f"{name}: argument", key.partition(".")[0], [*_parameters(name), *OPTIONS], f"{name} takes")
         if not equals or not value:
@@ -186,11 +188,12 @@ def _value(policy: str, key: str, words: Mapping[str, str], hint: Any) -> Any:
         raise ConfigurationError(f"{policy}: {key}.{next(iter(fields))}: {key} has no fields")
     if record is None or not (fields or (first is not None and type(first) not in allowed)):
         return first
-    try:
-        return record(*([] if first is None else [first]), **fields)
-    except TypeError as error:
-        names = ", ".join(field.name for field in dataclasses.fields(record))
-        raise ConfigurationError(f"{policy}: {key} makes a {record.__name__} of {names}: {error}") from None
+    known = [field.name for field in dataclasses.fields(record)]
+    for name in fields:
+        _check(f"{policy}: {key}: field", name, known, f"{key} is a {record.__name__} of")
+    if first is None and known[0] not in fields and dataclasses.fields(record)[0].default is dataclasses.MISSING:
+        raise ConfigurationError(f"{policy}: {key}.{next(iter(fields))} needs {key} too, as in {key}=4")
+    return record(*([] if first is None else [first]), **fields)
 
 
 def _literal(word: str) -> Any:

@@ -142,10 +142,10 @@ class _Run:
 
         All take those weights: with a schedule they make what is left of the last step together.
         """
-        self.stats[comm.rank] = optimizer.stats()
-        self.sent[comm.rank][step] = float(self.stats[comm.rank]["bytes_sent"])
         goes_on = torch.ones(1)
         with _judging(model, optimizer):
+            self.stats[comm.rank] = optimizer.stats()
+            self.sent[comm.rank][step] = float(self.stats[comm.rank]["bytes_sent"])
             if comm.rank == 0:
                 score = self.data.score(model, 1.0 if step == self.steps else ON_THE_WAY)
                 self.losses[step] = score.loss

@@ -107,6 +107,33 @@ def test_mistakes_are_named(
     assert complaint in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "where"), [("--plots", "nowhere/plots"), ("--plots", "file"), ("--store", "nowhere/runs")]
+)
+def test_what_cannot_be_written_is_refused_before_any_run(
+    option: str, where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Plots were refused, by a traceback of matplotlib, when all runs had been made: days on two cores."""
+    (tmp_path / "file").touch()
+    for command in (["accuracy"], ["run", "--task", "digits", "--policy", "dense", "--rate", "1"]):
+        if command[0] == "run" and option == "--plots":
+            continue
+        with pytest.raises(SystemExit) as stopped:
+            __main__.main(["simulate", *command, option, str(tmp_path / where)])
+        assert stopped.value.code == 2
+        assert "can be written to" in capsys.readouterr().err
+
+
+def test_single_runs_are_shown_however_short(tiny: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No command showed them: the log took what is short for one of its own probes."""
+    words = ["--task", "tiny", "--ranks", "4", "--jobs", "0", "--store", str(tmp_path / "runs")]
+    assert __main__.main(["simulate", "run", *words, "--policy", "dense", "--rate", "0.1", "0.2", "--steps", "2"]) == 0
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in table if line.startswith("tiny")] == [["tiny", "4", "2"]] * 2
+    assert accuracy(tmp_path, "--log") == 0
+    assert capsys.readouterr().out.count("| tiny | 4 | 2 | `dense` |") == 2
+
+
 @pytest.mark.parametrize("share", ["0", "2", "1/0", "half"])
 def test_a_budget_is_a_share(tiny: Task, tmp_path: Path, share: str) -> None:
     with pytest.raises(SystemExit):

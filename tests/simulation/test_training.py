@@ -59,6 +59,13 @@ def test_dense_sends_what_the_formula_says() -> None:
     assert outcome.curve[-1] == (TINY.steps, outcome.bytes_sent, outcome.loss)
 
 
+def test_a_schedule_changes_nothing() -> None:
+    """Ranks waited for each other for ever: with gradients clipped after backward, most buckets were never sent."""
+    scheduled, dense = made("p3"), made("dense")
+    assert (scheduled.value, scheduled.parts["bytes_dense"]) == (dense.value, dense.parts["bytes_dense"])
+    assert [loss for _, _, loss in scheduled.curve] == [loss for _, _, loss in dense.curve]
+
+
 def test_a_flush_is_counted() -> None:
     kept, flushed = made("random_k:density=0.1"), made("random_k:density=0.1,flush=1")
     packed = 2 * (RANKS - 1) / RANKS * 4 * (64 * 64 + 64 * 40)
