@@ -230,7 +230,7 @@ class Pilot:
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
         with self.mode.metrics.sending("headers"):
-            link = measured_link(comm, self._kinds(), device)
+            link = measured_link(comm, self._kinds(), device, most=4 * self._parts.plan.numel)
         own = {
             "failure": failure,
             "compute": times.compute,

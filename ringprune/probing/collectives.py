@@ -25,6 +25,7 @@ def measured_link(
     kinds: Collection[Kind],
     device: torch.device = CPU,
     clock: Callable[[], float] = time.perf_counter,
+    most: int = SIZES[-1],
 ) -> MeasuredLink:
     """What collectives take; all ranks call this, and get the same: the slowest rank's times.
 
@@ -33,6 +34,7 @@ def measured_link(
         kinds: the collectives that are asked about.
         device: where messages live.
         clock: seconds.
+        most: bytes of the longest message that is asked about; no much longer ones are sent.
     """
     points: dict[Kind, tuple[tuple[float, float], ...]] = {}
     for kind in sorted({"allreduce", *kinds}):
@@ -41,7 +43,7 @@ def measured_link(
         for size in SIZES:
             times = SHORT_TIMES if size <= SIZES[1] else LONG_TIMES
             found.append((_payload(kind, size, comm.size), _seconds(comm, kind, size, device, clock, times)))
-            if len(found) > 2 and found[-1][1] > LONG_SECONDS:
+            if len(found) > 2 and (size >= most or found[-1][1] > LONG_SECONDS):
                 break
         points[kind] = tuple(found)
     return MeasuredLink(points, comm.size)

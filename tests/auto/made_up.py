@@ -19,7 +19,7 @@ def made_up_link(bytes_per_second: float, ranks: int) -> MeasuredLink:
 
 def quick(patch: pytest.MonkeyPatch, bytes_per_second: float = 1e6) -> None:
     """No rank is measured, few steps are timed, and all is done again soon."""
-    patch.setattr(pilot, "measured_link", lambda comm, kinds, device: made_up_link(bytes_per_second, comm.size))
+    patch.setattr(pilot, "measured_link", lambda comm, kinds, device, most: made_up_link(bytes_per_second, comm.size))
     patch.setattr(pilot, "measured", lambda *_, **__: CPU)
     patch.setattr(pilot, "TIMED", (1, 1, 0.0))
     patch.setattr(pilot, "HELD", (1, 1, 0.0))
