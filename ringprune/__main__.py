@@ -15,8 +15,9 @@ examples:
   ringprune doctor                what is built and found, and the command that mends what is missing
   ringprune doctor --json -       the same for programs
   ringprune bench select          what finding the most important entries costs
+  ringprune bench wire            what coding and decoding messages costs
   ringprune advise --model resnet50 --ranks 16 --rate 10gbit      whether compression would pay there
-  ringprune simulate accuracy     what every method costs in accuracy within the same bytes: days; --quick: minutes
+  ringprune simulate accuracy     what every method costs in accuracy within the same bytes: days; --quick: seconds
   ringprune report run.jsonl      what a run has sent, from the file that ringprune.StatsLog wrote
   ringprune profile train.py      how long each layer of a training script's model takes: the file a replay reads
 """
