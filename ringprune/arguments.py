@@ -267,8 +267,16 @@ def describe_parameters(
     """The facts of each parameter; ``sparse`` are the ids of those whose gradients travel as rows.
 
     Raises:
-        ConfigurationError: a parameter is not real floating point, or has more entries than the wire can address.
+        ConfigurationError: a parameter is not real floating point, has more entries than the wire can address, or is
+            divided among ranks already.
     """
+    named = list(named)
+    for name, param, _ in named:
+        if hasattr(param, "placements"):  # of a DTensor
+            raise ConfigurationError(
+                f"parameter {name!r} is a DTensor: with FSDP or tensor parallelism each rank has its own part, and "
+                "torch exchanges it. RingPrune is for models that every rank has whole"
+            )
     specs = [ParamSpec(name, tuple(p.shape), p.dtype, p.device, group, id(p) in sparse) for name, p, group in named]
     for spec in specs:
         if spec.dtype not in _DTYPES:

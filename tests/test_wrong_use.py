@@ -264,7 +264,10 @@ def test_wrong_optimizers_and_names_are_named() -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         model = make_model()
         named = list(model.named_parameters())
+        divided = nn.Parameter(torch.zeros(2))
+        divided.placements = ()  # type: ignore[attr-defined]  # what a DTensor has, and no other tensor
         cases: list[tuple[Any, Any, str]] = [
+            (sgd([divided]), [("0.weight", divided)], "'0.weight' is a DTensor"),
             (torch.optim.LBFGS(model.parameters()), named, "LBFGS"),
             (torch.optim.SparseAdam(model.parameters()), named, "SparseAdam"),
             (model, named, "torch.optim.Optimizer"),

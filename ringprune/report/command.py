@@ -31,7 +31,7 @@ in the training script, on rank 0:
           log.step(loss=loss)
 """
 LEGEND = """\
-sent      by the rank that wrote the file, 10^6 bytes; of them values, indices, dense (sent whole) and headers
+sent      by the rank that wrote the file, 10^3 bytes; of them values, indices, dense (sent whole) and headers
 x fewer   dense float32 bytes over those sent, since the optimizer was built; steady: after warm-up
 stages    milliseconds of a step that the exchange took of the processor or waited, the three largest"""
 
@@ -47,7 +47,7 @@ def _stages(row: Row) -> str:
 
 
 def _part(name: str) -> Callable[[Row], str]:
-    return lambda row: _number(row["parts_per_step"][name], 3, 1e-6)
+    return lambda row: _number(row["parts_per_step"][name], 2, 1e-3)
 
 
 COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
@@ -55,7 +55,7 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("steps", lambda row: f"{row['steps']:,}"),
     ("skipped", lambda row: f"{row['skipped_steps']:,.0f}"),
     ("ms/step", lambda row: _number(row["seconds_per_step"], 1, 1e3)),
-    ("MB/step", lambda row: _number(row["bytes_per_step"], 3, 1e-6)),
+    ("kB/step", lambda row: _number(row["bytes_per_step"], 2, 1e-3)),
     ("values", _part("values")),
     ("indices", _part("indices")),
     ("dense", _part("dense")),
