@@ -322,15 +322,18 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Afterwards nothing is private to a rank: residuals are zero, velocities their mean, and a checkpoint of any
         rank serves any number of ranks. Before evaluation it puts into the model what training has held back.
 
-        It is one more step of the wrapped optimizer, at its learning rate, on what was held back. With ``local_steps``
-        it is an exchange of everything; the wrapped optimizer's own state stays each rank's.
+        It is one more step of the wrapped optimizer, at its learning rate, on what was held back; right after another
+        one it does nothing. With ``local_steps`` it is an exchange of everything; the wrapped optimizer's own state
+        stays each rank's.
 
         Raises:
             UsageError: between backward and step, or at learning rate 0, where what was held back would be lost.
         """
         mode = self._active()
         if mode is not None:
-            mode.flush()
+            mode.idle("flush()")
+            if not self._flushed:
+                mode.flush()
             self._flushed = True
 
     def state_dict(self) -> dict[str, Any]:

@@ -340,3 +340,23 @@ def test_a_checkpoint_of_the_plain_optimizer_is_seen_by_the_wrapper_at_once() ->
         assert optimizer.state is inner.state
 
     only(rank)
+
+
+@pytest.mark.parametrize("policy", [IWP, rp.IWP(0.05, local_steps=2)], ids=["gradients", "updates"])
+def test_a_second_flush_does_nothing(policy: rp.Policy) -> None:
+    """Nothing is left to be sent, but Adam's moments made a step of their own, and moved weights by up to 0.03."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, policy, lambda params: torch.optim.Adam(params, lr=0.05))
+        run(model, optimizer, comm.rank, 4)
+        optimizer.flush()
+        once = weights(model)
+        optimizer.flush()
+        assert same_bytes(once, weights(model))
+        run(model, optimizer, comm.rank, 1, start=4)
+        moved = weights(model)
+        optimizer.flush()
+        assert not same_bytes(moved, weights(model)), "what a step keeps back is sent again"
+
+    rp.simulate(2, rank, timeout=60)
