@@ -34,6 +34,7 @@ __all__ = [
     "describe_parameters",
     "divide",
     "divide_parameters",
+    "follow",
     "horovod_arguments",
     "is_outside",
     "leave",
@@ -293,16 +294,23 @@ def leave(comm: Communicator) -> None:
 
 
 def share(optimizer: torch.optim.Optimizer, wrapper: torch.optim.Optimizer) -> None:
-    """Make param groups, state and defaults of the wrapper the wrapped optimizer's own objects, and keep it so."""
+    """Make param groups, state and defaults of the wrapper the wrapped optimizer's own objects."""
+    wrapper.param_groups, wrapper.state = optimizer.param_groups, optimizer.state
+    wrapper.defaults = optimizer.defaults
+
+
+def follow(optimizer: torch.optim.Optimizer, wrapper: torch.optim.Optimizer) -> None:
+    """:func:`share` now, and whenever the wrapped optimizer loads a state, with new param groups."""
+    share(optimizer, wrapper)
     this = weakref.ref(wrapper)
 
     def again(optimizer: torch.optim.Optimizer) -> None:
         mine = this()
         if mine is not None:
-            mine.param_groups, mine.state, mine.defaults = optimizer.param_groups, optimizer.state, optimizer.defaults
+            share(optimizer, mine)
 
-    again(optimizer)
-    optimizer.register_load_state_dict_post_hook(again)  # which gives it new groups
+    handle = optimizer.register_load_state_dict_post_hook(again)
+    weakref.finalize(wrapper, handle.remove).atexit = False
 
 
 def horovod_arguments(

@@ -173,16 +173,6 @@ class DDPHook:
                 "the first pass with static_graph=True and parameters of several dtypes: leave static_graph out"
             )
         self._arrived, self._open = [], True
-        _at_the_end(partial(self._look_for_the_last, self._arrived))
-
-    def _look_for_the_last(self, arrived: "list[_Arrived]") -> None:
-        """At the end of the backward pass, before DDP waits for its buckets: for ever, where one never came."""
-        if self._open and arrived is self._arrived:
-            self._open = False
-            raise UsageError(
-                "DistributedDataParallel left out its last bucket, as it does with skip_all_reduce_unused_params=True: "
-                "leave that out; find_unused_parameters=True goes with ddp_hook"
-            )
 
     def _start(self, position: int, factors: dict[int, float] | None) -> None:
         """Start the exchange of the DDP bucket at ``position``."""
@@ -298,6 +288,7 @@ class DDPHook:
         """A gradient is not finite: nothing of the pass is kept; all scalers skip the step, or all raise."""
         assert self._exchange is not None
         self._exchange.abandon()
+        self._touched.clear()
         self._verdict.raise_or_skip()
         self._metrics.skipped_steps += 1
         for arrived in self._arrived:

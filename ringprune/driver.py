@@ -49,14 +49,17 @@ class Driver:
     ) -> None:
         self._lock.release()
 
+    def follow(self) -> None:
+        """What the thread does from now on comes after what the program's current stream was given; inside ``with``."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+
     def go(self) -> None:
         """Something is ready: do what can be done without waiting, here or in the thread."""
         if not self._threaded:
             while self._dispatch.progress():
                 pass
             return
-        if self._stream is not None:
-            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
         if self._thread is None:
             # A daemon: a message that never comes must not keep the process from ending.
             self._thread = threading.Thread(target=self._run, name="ringprune schedule", daemon=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ringprune import momentum
 from ringprune.checkpoint import Origin
 from ringprune.embedding import any_embeddings
-from ringprune.errors import UsageError
+from ringprune.errors import NonFiniteGradientError, UsageError
 from ringprune.mode import Mode, Parts
 from ringprune.packing import no_rows
 from ringprune.plan import Bucket
@@ -39,7 +39,7 @@ class GradientMode(Mode):
         self._specs, self._packed = parts.specs, [policy.routing.packed(spec) for spec in parts.specs]
         self._held: list[int] = []  # buckets that are full and wait for the end of the backward pass
         self._taken = Taken(parts.params)
-        self._all_keep = parts.nodes is None
+        self._all_keep, self._average = parts.nodes is None, parts.settings.mean.average
         takes_over = policy.correction == "local" and momentum.takes_over(parts.inner)
         super().__init__(parts, self._in_pieces(parts.params), velocity=takes_over, spare=self._overlap)
         self._momentum = (
@@ -247,7 +247,7 @@ class GradientMode(Mode):
         self._taken.forget()
         if self._momentum is not None:
             state = self.exchange.state() if flushed and self._all_keep else {}  # velocities are then their mean
-            self._momentum.give_back({name: kinds["velocity"] for name, kinds in state.items() if "velocity" in kinds})
+            self._give_back({name: kinds["velocity"] for name, kinds in state.items() if "velocity" in kinds})
         super().close(flushed=flushed)
 
     def overflow(self) -> None:
@@ -305,10 +305,17 @@ class GradientMode(Mode):
                 optimizer again.
         """
         if self._momentum is not None:
-            self._momentum.give_back(velocities)
+            self._give_back(velocities)
         self.metrics.divide_anew(self.exchange.bytes_by_parameter())
         self.close()
         self.exchange.drop()
+
+    def _give_back(self, velocities: Mapping[str, Tensor]) -> None:
+        assert self._momentum is not None, "what was not taken over is not given back"
+        if not self._average:  # SGD's momentum is then one of sums
+            for velocity in velocities.values():
+                velocity.mul_(self._comm.size)
+        self._momentum.give_back(velocities)
 
     def take_over(self) -> None:
         """Make the momentum that the wrapped optimizer has ours at once, and not at the next step."""
@@ -332,7 +339,11 @@ class GradientMode(Mode):
         for embedding in self.embeddings.values():
             embedding.weight.grad = None  # of the step before, which was made
         self.exchange.flush(self._in_pieces([param if param.grad is None else param.grad for param in self.params]))
-        self._check_halves()
+        try:
+            self._check_halves()
+        except NonFiniteGradientError as error:
+            self._inner.zero_grad(set_to_none=True)
+            raise NonFiniteGradientError(f"{error}. What was kept back until this flush is gone") from None
         self._inner_step()
         self._inner.zero_grad(set_to_none=True)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ringprune import arguments, checkpoint, sharded_state, wire
 from ringprune.auto import Auto, Pilot, as_choice
-from ringprune.comm.communicator import Communicator, Nodes
+from ringprune.comm.communicator import Communicator
 from ringprune.errors import RingPruneError, UsageError
 from ringprune.gradient_mode import GradientMode
 from ringprune.greeting import Greeting
@@ -103,12 +103,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             chosen, auto = as_choice(policy, optimizer, {"hierarchical=True": hierarchical, "guard": guard is not None})
             self._inner = arguments.check_optimizer(optimizer, chosen)
             super().__init__(optimizer.param_groups, optimizer.defaults)
-            arguments.share(optimizer, self)
+            arguments.follow(optimizer, self)
             self._should_synchronize = True
             self._synchronized = self._skipped = self._scaled = self._flushed = self._closed = False
             self._mode: GradientMode | UpdateMode | None = None
             self._last: dict[str, Any] = {}  # statistics, of one that was closed
-            self._nodes: Nodes | None = None
             self._pilot: Pilot | None = None
             if outside:
                 # There a GradScaler unscales and skips itself, as with any optimizer.
@@ -144,11 +143,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
             # To divide the ranks is collective: not before all of them have come this far, and want it.
             greeting.check([first_fact, "ranks to be divided by node"])
         with greeting.told():
-            self._nodes = arguments.divide(self._comm, chosen, params) if hierarchical else None
-            self._keepers = self._comm.size if self._nodes is None else self._nodes.count
+            nodes = arguments.divide(self._comm, chosen, params) if hierarchical else None
+            self._keepers = self._comm.size if nodes is None else nodes.count  # ranks that may keep something back
             if self._comm.rank == 0:
                 arguments.advise(optimizer, chosen, self._comm, model, given=policy)
-            more = (self._nodes, sliced, model, embeddings)
+            more = (nodes, sliced, model, embeddings)
             parts = Parts(optimizer, params, plan, chosen, self._comm, scale, settings, *more)
             self._pilot = None if auto is None else Pilot.of(auto, parts, limit)
             self._mode = make_mode(parts, statistics) if self._pilot is None else self._pilot.mode
@@ -216,16 +215,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             NonFiniteGradientError, UsageError: on all ranks together.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         mode = self._active()
         if mode is None:
             self._inner.step()
         elif not mode.backward.touched and arguments.called_by_horovod_broadcast():
             mode.initialise()
         else:
+            arguments.share(self._inner, self)  # load_state_dict() of the wrapped optimizer gives it new groups
             with mode.scale.inside(self):
                 if isinstance(mode, GradientMode):
                     self._step(mode)
@@ -312,9 +309,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def stats(self) -> dict[str, Any]:
         """Steps, bytes by content, ratios, densities and seconds per stage, as plain numbers (see metrics.py)."""
-        if self._mode is None:
-            return self._last
-        return self._mode.stats() | ({} if self._pilot is None else {"auto": self._pilot.stats()})
+        chosen = {} if self._pilot is None else {"auto": self._pilot.stats()}
+        return self._last if self._mode is None else self._mode.stats() | chosen
 
     def flush(self) -> None:
         """Send what all ranks have kept back, whole, and step on it; all ranks call this between steps.
@@ -332,7 +328,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mode = self._active()
         if mode is not None:
             mode.idle("flush()")
-            if not self._flushed:
+            if not self._flushed or isinstance(mode, UpdateMode):  # there other ranks may have made steps
                 mode.flush()
             self._flushed = True
 
@@ -380,6 +376,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 load(mode)
             else:
                 mode = self._mode = self._pilot.resume(state_dict["ringprune"].get("auto", {}), load)
+        arguments.share(self._inner, self)
         if mode is not None:
             checkpoint.copy(entries, mode.state_like(entries))
             mode.resumed(entries, origin)
@@ -391,9 +388,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         What was kept back is gone: :meth:`flush` first. SGD has its momentum again, all of it after a flush. With
         ``lookahead`` all ranks call it, between steps.
         """
-        mode, last = self._mode, self.stats()
-        self._mode, self._last, self._closed = None, last, True
-        if mode is not None:
+        mode, self._closed = self._mode, True
+        if mode is None:
+            return
+        try:
+            mode.settle()
+        finally:
+            self._last, self._mode = self.stats(), None
             mode.close(flushed=self._flushed)
             if self._own_comm:
                 arguments.leave(self._comm)

@@ -141,6 +141,7 @@ class PriorityMode(GradientMode):
         with self._driver as dispatch:
             correction = self._correction(bucket, self._factors(grads), alone)
             self._note_found(bucket.members, self.exchange.start_alone(index, grads, correction))
+            self._driver.follow()
             dispatch.ready(index)
         self._driver.go()
 
@@ -168,6 +169,7 @@ class PriorityMode(GradientMode):
             self._start(index, None)
         self._note_changes()
         with self._driver as dispatch:
+            self._driver.follow()
             dispatch.seal()
         self._driver.go()
         self.backward.reset()

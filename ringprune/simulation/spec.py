@@ -191,6 +191,8 @@ def _value(policy: str, key: str, words: Mapping[str, str], hint: Any) -> Any:
     known = [field.name for field in dataclasses.fields(record)]
     for name in fields:
         _check(f"{policy}: {key}: field", name, known, f"{key} is a {record.__name__} of")
+    if first is not None and known[0] in fields:
+        raise ConfigurationError(f"{policy}: {key} and {key}.{known[0]} are the same: give one")
     if first is None and known[0] not in fields and dataclasses.fields(record)[0].default is dataclasses.MISSING:
         raise ConfigurationError(f"{policy}: {key}.{next(iter(fields))} needs {key} too, as in {key}=4")
     return record(*([] if first is None else [first]), **fields)

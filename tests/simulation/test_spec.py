@@ -60,6 +60,7 @@ def test_different_words_for_the_same_are_the_same() -> None:
         ("iwp:values=fp31", "did you mean 'fp32'"),
         ("iwp:warmup=30,warmup.begin=0.5", "'begin': warmup is a Warmup of steps, start"),
         ("iwp:local_steps=4,local_steps.momentun=shared", "field 'momentun'.*did you mean 'momentum'"),
+        ("iwp:local_steps=4,local_steps.count=4", "are the same: give one"),
         ("iwp:local_steps.momentum=shared", "needs local_steps too, as in local_steps=4"),
         ("iwp:density=0.02:roots=all", "behind one colon, with commas"),
         ("iwp:density.start=0.5", "density has no fields"),

@@ -1,7 +1,6 @@
 """A job that trains under DistributedDataParallel with RingPrune's hook and compares it with the wrapper."""
 
 import copy
-import inspect
 import math
 import os
 import sys
@@ -13,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import ringprune as rp
 from tests.mpi.inside import check_together, start
@@ -210,18 +210,11 @@ def what_was_kept_of_heads_that_nobody_uses_comes_too(comm: rp.comm.Communicator
 
 
 def what_ddp_does_not_tell_is_refused(comm: rp.comm.Communicator) -> None:
-    """Several buckets at once, or not the last one: the hook waited for it, and DDP for the hook, for ever."""
+    """Several buckets, none of them the last: the hook waited for that, and DDP for the hook, for ever."""
     mixed = DistributedDataParallel(Heads(torch.bfloat16), static_graph=True)
     mixed.register_comm_hook(None, rp.ddp_hook(rp.Dense()))
     with pytest.raises(rp.UsageError, match=r"without telling which is the last.*static_graph"):
         mixed(torch.randn(4, 64), 0, 1).backward()
-    if "skip_all_reduce_unused_params" in inspect.signature(DistributedDataParallel).parameters:  # of newer releases
-        skipping: Any = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
-        ddp = DistributedDataParallel(Heads(), bucket_cap_mb=0.005, **skipping)
-        ddp.register_comm_hook(None, rp.ddp_hook(rp.Dense()))
-        with pytest.raises(rp.UsageError, match="skip_all_reduce_unused_params"):
-            for _ in range(3):  # the first pass has one bucket
-                ddp(torch.randn(4, 64), 1).backward()
 
 
 def parameters_that_cannot_be_exchanged_are_refused_by_name(comm: rp.comm.Communicator) -> None:
@@ -261,6 +254,33 @@ def wrappers_that_are_closed_give_their_groups_back(comm: rp.comm.Communicator) 
         assert max(wrap_and_close() for _ in range(10)) < first + 10
 
 
+def parts_of_a_backward_pass_are_no_passes(comm: rp.comm.Communicator) -> None:
+    """Reentrant checkpointing, and a second backward() on what one forward pass has made, end several times."""
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = make_model(), make_model(1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return checkpoint(self.first, x, use_reentrant=True), self.second(x)
+
+    expected = Both()
+    ddp = DistributedDataParallel(Both(), bucket_cap_mb=0.005)
+    ddp.register_comm_hook(None, rp.ddp_hook(rp.Dense()))
+    for _ in range(4):
+        x = torch.ones(4, 64, requires_grad=True)
+        for model in (expected, ddp):
+            model.zero_grad()
+            one, other = model(x)
+            other.square().sum().backward()
+            one.square().sum().backward()
+    for a, b in zip(expected.parameters(), ddp.module.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.allclose(a.grad, b.grad, rtol=1e-5)
+
+
 CHECKS = (
     dense_is_plain_ddp,
     a_static_graph_changes_its_buckets_late,
@@ -274,6 +294,7 @@ CHECKS = (
     other_layouts_of_memory,
     what_was_kept_of_heads_that_nobody_uses_comes_too,
     what_ddp_does_not_tell_is_refused,
+    parts_of_a_backward_pass_are_no_passes,
     parameters_that_cannot_be_exchanged_are_refused_by_name,
     averages_beyond_float16_are_refused,
     wrappers_that_are_closed_give_their_groups_back,
