@@ -2,7 +2,6 @@
 
 import logging
 import sys
-import weakref
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,12 +33,10 @@ __all__ = [
     "describe_parameters",
     "divide",
     "divide_parameters",
-    "follow",
     "horovod_arguments",
     "is_outside",
     "leave",
     "name_parameters",
-    "share",
     "statistics",
 ]
 
@@ -291,26 +288,6 @@ def leave(comm: Communicator) -> None:
     """Let go of what :func:`communicator` has made, as far as one rank can alone."""
     if isinstance(comm, CheckedCommunicator):
         comm.leave()
-
-
-def share(optimizer: torch.optim.Optimizer, wrapper: torch.optim.Optimizer) -> None:
-    """Make param groups, state and defaults of the wrapper the wrapped optimizer's own objects."""
-    wrapper.param_groups, wrapper.state = optimizer.param_groups, optimizer.state
-    wrapper.defaults = optimizer.defaults
-
-
-def follow(optimizer: torch.optim.Optimizer, wrapper: torch.optim.Optimizer) -> None:
-    """:func:`share` now, and whenever the wrapped optimizer loads a state, with new param groups."""
-    share(optimizer, wrapper)
-    this = weakref.ref(wrapper)
-
-    def again(optimizer: torch.optim.Optimizer) -> None:
-        mine = this()
-        if mine is not None:
-            share(optimizer, mine)
-
-    handle = optimizer.register_load_state_dict_post_hook(again)
-    weakref.finalize(wrapper, handle.remove).atexit = False
 
 
 def horovod_arguments(

@@ -223,7 +223,8 @@ class DDPHook:
             self._verdict.clear()
         for arrived in self._arrived:
             arrived.future.set_result(arrived.buffer)
-        self._watch()
+        if not self._steady:
+            self._watch()
 
     def _start_all(self) -> None:
         self._scale.read()

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringprune import arguments, checkpoint, sharded_state, wire
+from ringprune import arguments, checkpoint, sharded_state, sharing, wire
 from ringprune.auto import Auto, Pilot, as_choice
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import RingPruneError, UsageError
@@ -103,7 +103,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             chosen, auto = as_choice(policy, optimizer, {"hierarchical=True": hierarchical, "guard": guard is not None})
             self._inner = arguments.check_optimizer(optimizer, chosen)
             super().__init__(optimizer.param_groups, optimizer.defaults)
-            arguments.follow(optimizer, self)
+            sharing.follow(optimizer, self)
             self._should_synchronize = True
             self._synchronized = self._skipped = self._scaled = self._flushed = self._closed = False
             self._mode: GradientMode | UpdateMode | None = None
@@ -222,7 +222,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         elif not mode.backward.touched and arguments.called_by_horovod_broadcast():
             mode.initialise()
         else:
-            arguments.share(self._inner, self)  # load_state_dict() of the wrapped optimizer gives it new groups
+            sharing.share(self._inner, self)  # load_state_dict() of the wrapped optimizer gives it new groups
             with mode.scale.inside(self):
                 if isinstance(mode, GradientMode):
                     self._step(mode)
@@ -376,7 +376,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 load(mode)
             else:
                 mode = self._mode = self._pilot.resume(state_dict["ringprune"].get("auto", {}), load)
-        arguments.share(self._inner, self)
+        sharing.share(self._inner, self)
         if mode is not None:
             checkpoint.copy(entries, mode.state_like(entries))
             mode.resumed(entries, origin)
