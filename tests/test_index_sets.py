@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import threading
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -218,6 +219,30 @@ def test_backward_does_not_wait_for_other_ranks() -> None:
 
     meet = threading.Barrier(2)
     rp.simulate(2, rank, timeout=10)
+
+
+def test_roots_read_hardly_anything_twice_however_long_they_waited_for_their_turn() -> None:
+    """Four ranks take turns at random. Of hints from their last turn, whenever that was, a third did not fit."""
+    steps = 60
+
+    def job(comm: rp.comm.Communicator) -> dict[str, int]:
+        weight = nn.Parameter(torch.ones(100, 600))
+        inner = torch.optim.SGD([weight], lr=0.0, momentum=0.9)
+        policy = rp.IWP(0.01, roots=1, warmup=rp.Warmup(steps=0))
+        optimizer = rp.DistributedOptimizer(inner, [("w", weight)], policy=policy, comm=comm)
+        random = torch.Generator().manual_seed(comm.rank)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (weight * torch.randn(100, 600, generator=random)).sum().backward()
+            optimizer.step()
+        selection: dict[str, int] = optimizer.stats()["selection"]
+        return selection
+
+    tally = Counter[str]()
+    for counts in rp.simulate(4, job, timeout=60):
+        tally.update(counts)
+    assert tally["tensors"] == steps
+    assert tally["missed"] + tally["overflowed"] <= steps / 10
 
 
 def test_flush_leaves_the_momentum_of_coded_dense_tensors_alone() -> None:

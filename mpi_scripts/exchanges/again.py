@@ -17,7 +17,7 @@ TAIL = 12  # lines of a failed job that are shown
 
 
 def rows_of_job(
-    cluster: Cluster, ranks: int, words: Sequence[str], *, timeout: float, torch: bool = False
+    cluster: Cluster, ranks: int, words: Sequence[str], *, timeout: float, torch: bool = False, ring: bool = True
 ) -> list[dict[str, Any]]:
     """The rows of one job.
 
@@ -27,6 +27,7 @@ def rows_of_job(
         words: of the command line; ``--json`` is added.
         timeout: seconds.
         torch: it needs no MPI.
+        ring: Open MPI is told to allreduce along a ring.
 
     Raises:
         ClusterError: it failed; says how it ended.
@@ -37,7 +38,7 @@ def rows_of_job(
         if torch:
             job = launch(cluster, ranks, command, timeout=timeout, output="capture")
         else:
-            job = mpirun(cluster, ranks, command, flags=mca_flags(ring=True), timeout=timeout, output="capture")
+            job = mpirun(cluster, ranks, command, flags=mca_flags(ring), timeout=timeout, output="capture")
         if job.returncode or not written.exists():
             lines = [line for line in job.output.splitlines() if line.strip()][-TAIL:]
             end = "".join(f"\n    {line}" for line in lines)

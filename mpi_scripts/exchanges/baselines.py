@@ -17,6 +17,8 @@ __all__ = ["gloo_fp16", "gloo_fp32", "horovod_fp16", "horovod_fp32"]
 class _Dense:
     """Counts what an allreduce of everything sends at each step: these libraries keep no account."""
 
+    messages = None
+
     def __init__(self, module: Gradients, bytes_each: int, ranks: int) -> None:
         self._module = module
         self._bytes_per_step = allreduce_bytes(module.entries, bytes_each, ranks)

@@ -5,6 +5,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from exchanges.messages import Recorder
+
 __all__ = ["Account", "Exchange", "allreduce_bytes"]
 
 
@@ -28,7 +30,13 @@ class Account:
 
 
 class Exchange(Protocol):
-    """A method on one rank."""
+    """A method on one rank.
+
+    Attributes:
+        messages: what its messages go through; None where they are a library's own.
+    """
+
+    messages: Recorder | None
 
     def prepare(self) -> Tensor:
         """Everything before the backward pass; returns the loss."""

@@ -3,17 +3,20 @@
 import gc
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from exchanges import interfaces, processors
 from exchanges.choice import Choice
-from exchanges.exchange import Account
+from exchanges.exchange import Account, Exchange
 from exchanges.gradients import Gradients
 from exchanges.job import Job
 from exchanges.methods import Method
 from exchanges.processors import Busy
 
 __all__ = ["Seen", "Step", "measure"]
+
+REPEATED = 5
+"""Steps whose messages are sent again: which ranks are roots differs between them."""
 
 Tick = Callable[[int, int], None]
 
@@ -41,12 +44,22 @@ class Step:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one rank saw: its host, its machine, its timed steps, and the account at the end."""
+    """What one rank saw.
+
+    Attributes:
+        host: its own.
+        machine: the host's.
+        steps: those that were timed.
+        account: at the end.
+        alone: seconds of sending the messages of a step again, with nothing in between, for some steps; empty where
+            they are a library's own.
+    """
 
     host: str
     machine: str
     steps: list[Step]
     account: Account
+    alone: list[float] = field(default_factory=list)
 
 
 def measure(job: Job, method: Method, choice: Choice, shapes: Mapping[str, tuple[int, ...]], tick: Tick) -> list[Seen]:
@@ -78,11 +91,29 @@ def measure(job: Job, method: Method, choice: Choice, shapes: Mapping[str, tuple
             if number >= choice.warmup:
                 steps.append(_step(seconds, busy, transmitted, account, exchange.account()))
             tick(number + 1, choice.warmup + choice.steps)
-        return job.gather(Seen(interfaces.host(), processors.machine(), steps, exchange.account()))
+        account = exchange.account()
+        alone = _alone(job, module, exchange)
+        return job.gather(Seen(interfaces.host(), processors.machine(), steps, account, alone))
     finally:
         exchange.close()
         del exchange, module
         gc.collect()  # wrapper and module hold each other; the next model needs the memory
+
+
+def _alone(job: Job, module: Gradients, exchange: Exchange) -> list[float]:
+    """Seconds of the messages of some more steps, sent again by themselves; none where a library has them."""
+    seconds: list[float] = []
+    while exchange.messages is not None and len(seconds) < REPEATED:
+        module.draw()
+        loss = exchange.prepare()
+        exchange.messages.record()
+        exchange.run(loss)
+        job.barrier()
+        start = time.perf_counter()
+        exchange.messages.send_again()
+        seconds.append(time.perf_counter() - start)
+        job.barrier()
+    return seconds
 
 
 def _step(seconds: float, busy: Busy, transmitted: Mapping[str, int], before: Account, after: Account) -> Step:

@@ -12,6 +12,7 @@ from exchanges.choice import Choice
 from exchanges.exchange import Account, Exchange
 from exchanges.gradients import Gradients
 from exchanges.job import Job
+from exchanges.messages import Recorder
 from ringprune.comm import Communicator
 from ringprune.policies import POLICIES
 
@@ -25,12 +26,13 @@ class RingPrune:
     """``ringprune.DistributedOptimizer`` on plain SGD with momentum 0.9."""
 
     def __init__(self, module: Gradients, chosen: rp.Policy, comm: Communicator, seed: int) -> None:
-        self._module, self._comm = module, comm
+        self._module = module
+        self.messages = Recorder(comm)
         self._optimizer = rp.DistributedOptimizer(
             torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9),
             named_parameters=module.named_parameters(),
             policy=chosen,
-            comm=comm,
+            comm=self.messages,
             seed=seed,
         )
 
@@ -58,7 +60,7 @@ class RingPrune:
     def close(self) -> None:
         """Remove the hooks and close the communicator."""
         self._optimizer.close()
-        self._comm.close()
+        self.messages.close()
 
 
 def made(name: str, choice: Choice, settings: Mapping[str, Any]) -> rp.Policy:

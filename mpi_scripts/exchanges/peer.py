@@ -38,6 +38,8 @@ Function = Callable[[Mapping[str, Tensor], Ranks], None]
 
 
 class _Peer:
+    messages = None
+
     def __init__(self, module: Gradients, job: Job, choice: Choice, function: Function) -> None:
         self._module, self._job, self._function, self._density = module, job, function, choice.density
         self._steps = 0

@@ -76,6 +76,7 @@ def row_of(choice: Choice, communicator: str, numels: Sequence[int], seen: Seque
         "value_ratio": _ratio(dense, values),
         "density": fmean(one.account.density for one in seen),
         "compute_seconds": _mean(seen, lambda step: step.computing),
+        "communication_seconds": _alone(seen),
         "realised_density": fmean(one.account.realised_density for one in seen),
         "nic_ratio": _ratio(dense, transmitted),
         "dense_bytes_per_rank": dense,
@@ -121,6 +122,12 @@ def _mean(seen: Sequence[Seen], of: Callable[[Step], float | None]) -> float | N
     """Median over the steps of the mean over the ranks; None where a rank has none."""
     steps = _by_step(seen, of)
     return None if any(None in ranks for ranks in steps) else median(fmean(ranks) for ranks in steps)
+
+
+def _alone(seen: Sequence[Seen]) -> float | None:
+    """Median over the steps of the slowest rank's; None where nobody can tell."""
+    times = [max(ranks) for ranks in zip(*(one.alone for one in seen), strict=True)]
+    return median(times) if times else None
 
 
 def _transmitted(seen: Sequence[Seen]) -> tuple[float | None, list[str]]:

@@ -62,6 +62,7 @@ def simulated_row(method: Method, choice: Choice, ranks: int, shapes: Mapping[st
         "seconds_each": [],
         "spread": None,
         "compute_seconds": None,
+        "communication_seconds": None,
         "foreign_cores": None,
     }
 

@@ -28,6 +28,7 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("foreign", _number("foreign_cores", ".1f")),
     ("floor", _number("seconds_floor", ".3f")),
     ("compute", _number("compute_seconds", ".3f")),
+    ("alone", _number("communication_seconds", ".3f")),
     ("nic MB", _number("nic_bytes_per_rank", ",.2f", 1e-6)),
     ("counted MB", _number("counted_bytes_per_rank", ",.2f", 1e-6)),
     ("wire x", _number("wire_ratio", ",.1f")),
@@ -42,6 +43,7 @@ foreign    cores that other processes kept busy meanwhile (other virtual machine
            bytes, not the seconds
 floor      what a link of this rate needs for the counted bytes with their packets' headers, and for nothing else
 compute    the part outside of communication, by RingPrune's own stages, mean over ranks; others do not tell
+alone      the messages of such steps sent once more, in the same order, with nothing to compute in between
 nic MB     sent per rank and step, by the kernel's counters of the interfaces named below
 counted MB the same by the method's own account; dense allreduces: 2 (P-1)/P of the gradients
 wire x     dense float32 bytes over the counted bytes; value x: over those of values alone"""

@@ -56,6 +56,10 @@ class Hints:
         keys = torch.zeros(tensors, 2, dtype=torch.int32, device=device)
         return cls(keys, torch.zeros(len(TALLY), dtype=torch.int64, device=device))
 
+    def forget(self) -> None:
+        """Scores lie elsewhere now: the next selection samples them first, as the first one does."""
+        self.keys[:, 0] = 0
+
     def counts(self) -> dict[str, int]:
         """The tally by name; waits for the device."""
         return dict(zip(TALLY, self.tally.tolist(), strict=True))
