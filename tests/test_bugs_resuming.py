@@ -152,3 +152,26 @@ def test_a_wrapper_is_neither_copied_nor_pickled(make: Any) -> None:
             make(wrap(make_model(), comm, "dense"))
 
     rp.simulate(1, rank)
+
+
+def test_checkpoint_hooks_that_the_wrapper_was_given_run() -> None:
+    """They were kept on the wrapper, whose state is made by the wrapped optimizer: no checkpoint ever met them."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        optimizer = wrap(make_model(), comm, rp.Dense())
+        seen: list[str] = []
+
+        def saving(_: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+            return {**state, "epoch": 7}
+
+        def loading(_: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+            seen.append(f"epoch {state['epoch']}")
+
+        optimizer.register_state_dict_pre_hook(lambda _: seen.append("save"))
+        optimizer.register_state_dict_post_hook(saving)
+        optimizer.register_load_state_dict_pre_hook(loading)
+        optimizer.register_load_state_dict_post_hook(lambda _: seen.append("loaded"))
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert seen == ["save", "epoch 7", "loaded"]
+
+    rp.simulate(2, rank)
