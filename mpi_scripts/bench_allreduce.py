@@ -20,7 +20,7 @@ from exchanges.again import rows_of_job
 from exchanges.errors import CannotRun
 from exchanges.exchange import allreduce_bytes
 from exchanges.job import Job, in_job, started_by
-from exchanges.rows import Row, facts, floor_seconds, others
+from exchanges.rows import AS_IT_IS, Row, facts, floor_seconds, others
 from exchanges.table import print_rows
 from exchanges.words import link_rate, listed
 from rich.console import Console
@@ -72,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write, show."""
     is_rank = started_by(os.environ) is not None
     options = _parsed(arguments)
+    options.rate = options.rate or (AS_IT_IS if is_rank else "1gbit")
     try:
         if is_rank:
             with in_job() as job:
@@ -85,10 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NOTHING_MEASURED
     except KeyboardInterrupt:
         return INTERRUPTED
-    if not (is_rank and options.json):
-        console = Console(stderr=options.json == "-")
-        print_rows(COLUMNS, rows, "sums over the ranks", console)
-        console.print(LEGEND, markup=False, highlight=False, soft_wrap=True)
+    console = Console(stderr=options.json == "-")
+    print_rows(COLUMNS, rows, "sums over the ranks", console)
+    console.print(LEGEND, markup=False, highlight=False, soft_wrap=True)
     if options.json == "-":
         print(json.dumps(rows, indent=1))
     elif options.json:
@@ -190,14 +190,20 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--ranks", type=at_least(2), default=4, metavar="P", help="one per emulated host; 4")
-    parser.add_argument("--rate", type=link_rate, default="1gbit", metavar="R", help="such as 10gbit, unlimited; 1gbit")
+    parser.add_argument(
+        "--ranks", type=at_least(2), default=4, metavar="P", help="one per emulated host; 4, in a job all of it"
+    )
+    parser.add_argument(
+        "--rate", type=link_rate, metavar="R", help="such as 10gbit, unlimited; 1gbit, in a job unknown"
+    )
     parser.add_argument(
         "--megabytes", type=listed(above_zero), default=[100.0], metavar="M,..", help="that each rank adds; 100"
     )
     parser.add_argument("--runs", type=at_least(1), default=7, metavar="N", help="that are timed; 7")
     parser.add_argument("--warmup", type=at_least(0), default=1, metavar="N", help="before them; 1")
-    parser.add_argument("--time-limit", type=above_zero, default=600.0, metavar="S", help="seconds for each job; 600")
+    parser.add_argument(
+        "--time-limit", type=above_zero, default=600.0, metavar="S", help="seconds for each job made; 600"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the rows for programs; - is standard output")
     return parser.parse_args(arguments)
 

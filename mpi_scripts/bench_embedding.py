@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NOTHING_MEASURED
     except KeyboardInterrupt:
         return INTERRUPTED
-    if rows and not (is_rank and options.json):
+    if rows:
         table.show(rows, Console(stderr=options.json == "-"))
     if options.json == "-":
         print(json.dumps(rows, indent=1))

@@ -47,3 +47,12 @@ def test_a_job_measures_every_sum_and_writes_documented_rows(tmp_path: Path) -> 
         assert min(row["seconds_each"]) == row["best_seconds"] > 0
         assert row["seconds_floor"] == pytest.approx(row["megabytes"] * 1e6 * 8 * 1514 / 1448 / 10e9)  # 2 (P-1)/P is 1
         assert row["share_of_floor"] == pytest.approx(row["seconds_floor"] / row["seconds"])
+
+
+@pytest.mark.ranks
+def test_links_of_a_speed_that_nobody_told_have_no_floor() -> None:
+    """They were taken for 1 Gbit/s, so that shared memory took a tenth of its floor."""
+    words = "--megabytes", "0.1", "--runs", "1", "--json", "-"
+    job = run_job("mpi_scripts.bench_allreduce", *words, np=2, launcher="mpirun", timeout=60)
+    assert job.output.count('"rate": "as it is"') == job.output.count('"seconds_floor": null') == 3
+    assert "sums over the ranks" in job.output
