@@ -20,7 +20,7 @@ from exchanges.again import rows_of_job
 from exchanges.errors import CannotRun
 from exchanges.exchange import allreduce_bytes
 from exchanges.job import Job, in_job, started_by
-from exchanges.rows import AS_IT_IS, Row, facts, floor_seconds, others
+from exchanges.rows import AS_IT_IS, Row, facts, floor_seconds, foreign_cores
 from exchanges.table import print_rows
 from exchanges.words import link_rate, listed
 from rich.console import Console
@@ -161,7 +161,7 @@ def _rows(options: argparse.Namespace, job: Job) -> list[Row]:
 def _times(
     job: Job, sums: dict[str, Sum], values: torch.Tensor, options: argparse.Namespace
 ) -> tuple[dict[str, list[float]], float | None]:
-    """The slowest rank's seconds of each run, and the cores of this machine that others kept busy."""
+    """The slowest rank's seconds of each run, and the cores that others kept busy meanwhile."""
     own: dict[str, list[float]] = {method: [] for method in sums}
     before = processors.now()
     for _ in range(options.warmup + options.runs):
@@ -171,11 +171,10 @@ def _times(
             add(values)
             own[method].append(time.perf_counter() - start)
     seen = job.gather((own, processors.machine(), processors.now().since(before)))
-    here = [busy for _, machine, busy in seen if machine == processors.machine()]
     slowest = {
         method: [max(run) for run in zip(*(ranks[method] for ranks, _, _ in seen), strict=True)] for method in sums
     }
-    foreign = None if any(busy.machine is None for busy in here) else others(here)
+    foreign = foreign_cores((machine, busy) for _, machine, busy in seen)
     return {method: seconds[options.warmup :] for method, seconds in slowest.items()}, foreign
 
 

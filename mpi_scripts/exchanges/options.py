@@ -143,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
 class _ListMethods(argparse.Action):
     """Shows the methods, as ``--help`` shows the options."""
 
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:  # noqa: A002 - argparse's word
         super().__init__(option_strings, dest, nargs=0, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:

@@ -3,7 +3,7 @@
 import datetime
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from statistics import fmean, median
 from typing import Any
@@ -18,7 +18,7 @@ from exchanges.measure import Seen, Step
 from exchanges.processors import Busy
 from ringprune.bench import machine
 
-__all__ = ["AS_IT_IS", "KEYS", "Row", "bits_per_second", "facts", "floor_seconds", "others", "row_of"]
+__all__ = ["AS_IT_IS", "KEYS", "Row", "bits_per_second", "facts", "floor_seconds", "foreign_cores", "row_of"]
 
 Row = dict[str, Any]
 
@@ -154,16 +154,27 @@ def _foreign(seen: Sequence[Seen]) -> float | None:
     """Cores that others kept busy meanwhile, on the machine where it was worst; median over the steps."""
     worst = []
     for steps in zip(*(one.steps for one in seen), strict=True):
-        ours: dict[str, list[Busy]] = {}
-        for one, step in zip(seen, steps, strict=True):
-            ours.setdefault(one.machine, []).append(step.busy)
-        if any(busy.machine is None for ranks in ours.values() for busy in ranks):
+        found = foreign_cores((one.machine, step.busy) for one, step in zip(seen, steps, strict=True))
+        if found is None:
             return None
-        worst.append(max(map(others, ours.values())))
+        worst.append(found)
     return median(worst)
 
 
-def others(ranks: Sequence[Busy]) -> float:
+def foreign_cores(ranks: Iterable[tuple[str, Busy]]) -> float | None:
+    """Cores that others kept busy, on the machine where it was worst, from each rank's machine and how busy it was.
+
+    None where a machine does not tell.
+    """
+    ours: dict[str, list[Busy]] = {}
+    for name, busy in ranks:
+        ours.setdefault(name, []).append(busy)
+    if any(busy.machine is None for here in ours.values() for busy in here):
+        return None
+    return max(map(_others, ours.values()))
+
+
+def _others(ranks: Sequence[Busy]) -> float:
     """Cores of a machine that were busy with something else than these ranks."""
     machine = fmean(busy.machine or 0.0 for busy in ranks)
     return max(0.0, machine - sum(busy.own for busy in ranks)) / fmean(busy.wall for busy in ranks)

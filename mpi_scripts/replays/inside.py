@@ -9,8 +9,7 @@ from statistics import median
 from typing import Any
 
 from exchanges.job import Job
-from exchanges.processors import Busy
-from exchanges.rows import facts, others
+from exchanges.rows import facts, foreign_cores
 
 from replays.measure import Seen, Sizes, replay
 from replays.methods import ALONE, AUTO, HOROVOD, Method, named
@@ -78,11 +77,7 @@ def add(timing: Timing, seen: Sequence[Seen], bare: Sequence[Seen], scale: float
         sent = sum(n for name, n in one.transmitted.items() if (name == "lo") != several)
         hosts[one.host] = max(hosts.get(one.host, 0.0), sent)
     timing.transmitted.append(sum(hosts.values()) / len(seen))
-    machines: dict[str, list[Busy]] = {}
-    for one in seen:
-        machines.setdefault(one.machine, []).append(one.busy)
-    known = all(busy.machine is not None for ranks in machines.values() for busy in ranks)
-    timing.foreign.append(max(map(others, machines.values())) if known else None)
+    timing.foreign.append(foreign_cores((one.machine, one.busy) for one in seen))
 
 
 def _tell(job: Job, what: str) -> None:

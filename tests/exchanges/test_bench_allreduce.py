@@ -31,10 +31,8 @@ def test_wrong_arguments(arguments: list[str], said: str, capsys: pytest.Capture
 @pytest.mark.ranks
 def test_a_job_measures_every_sum_and_writes_documented_rows(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
-    run_job(
-        "mpi_scripts.bench_allreduce", "--rate", "10gbit", "--megabytes", "0.1,1", "--runs", "3", "--json", str(file),
-        np=2, launcher="mpirun", timeout=60,
-    )  # fmt: skip
+    words = "--rate", "10gbit", "--megabytes", "0.1,1", "--runs", "3", "--json", str(file)
+    run_job("mpi_scripts.bench_allreduce", *words, np=2, launcher="mpirun", timeout=60)
     rows = json.loads(file.read_text())
     assert [(row["method"], row["megabytes"]) for row in rows] == [
         (method, size) for size in (0.1, 1.0) for method in ("ringprune", "open-mpi", "gloo")
