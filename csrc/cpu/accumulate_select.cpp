@@ -23,6 +23,7 @@ class Pass {
         offsets_(offsets),
         weights_(entries_of(selection.weights)),
         parameters_(selection.parameters),
+        prefetches_(offsets.back() >= kStreamed),
         score_(with_score(kOp, selection.score, [](auto kind) { return number_of(kind); })) {}
 
   // Accumulates a part and hands its keys on; returns how many of its gradients are NaN or infinite.
@@ -34,6 +35,7 @@ class Pass {
     int64_t nonfinite = 0;
     for_each_block(part.lo, part.hi, [&](int64_t lo, int64_t count) {
       nonfinite += accumulate_keys(run(part.tensor, lo, count, rooms), keys.data());
+      if (prefetches_) prefetch(part.tensor, lo + count, std::min(kBlock, part.hi - lo - count));
       part.add(loop, keys.data(), count, lo);
     });
     bucket_.finish(loop);
@@ -59,6 +61,12 @@ class Pass {
   }
 
  private:
+  // The memory would be idle while candidates are collected: a block is short, and nothing else reads ahead so far.
+  void prefetch(int64_t tensor, int64_t lo, int64_t count) const {
+    bucket_.prefetch(tensor, lo, count);
+    weights_[tensor].prefetch(lo - offsets_[tensor], count);
+  }
+
   Run run(int64_t tensor, int64_t lo, int64_t count, Rooms& rooms) const {
     const Loops& loop = loops();
     Run run = bucket_.run(loop, tensor, lo, count, rooms);
@@ -71,6 +79,7 @@ class Pass {
   at::IntArrayRef offsets_;
   std::vector<Entries> weights_;
   at::ArrayRef<double> parameters_;
+  bool prefetches_;  // a bucket that fits into the caches is there already
   ScoreNumber score_;
 };
 

@@ -29,6 +29,13 @@ class Entries {
     return room;
   }
 
+  // Has the memory fetch entries [start, start + count) while something else is done.
+  void prefetch(int64_t start, int64_t count) const {
+    constexpr int64_t kLine = 64;
+    const char* from = data_ + start * size_;
+    for (int64_t i = 0; i < count * size_; i += kLine) __builtin_prefetch(from + i, 0, 2);
+  }
+
  private:
   const char* data_;
   int64_t size_;
@@ -54,13 +61,16 @@ class Bucket {
   Bucket(const Accumulation& given, at::IntArrayRef offsets)
       : offsets_(offsets),
         grads_(entries_of(given.grads)),
+        state_{Entries(given.residual)},
         given_(given),
         residual_(given.residual.const_data_ptr<float>()),
         velocity_(given.velocity ? given.velocity->const_data_ptr<float>() : nullptr),
         residual_out_(given.residual_out.mutable_data_ptr<float>()),
         velocity_out_(given.velocity_out ? given.velocity_out->mutable_data_ptr<float>() : nullptr),
         streams_(residual_out_ != residual_ && (velocity_ == nullptr || velocity_out_ != velocity_) &&
-                 offsets.back() >= kStreamed) {}
+                 offsets.back() >= kStreamed) {
+    if (given.velocity) state_.emplace_back(*given.velocity);
+  }
 
   Correction correction(int64_t tensor) const {
     if (velocity_ == nullptr) return kNoMomentum;
@@ -84,6 +94,12 @@ class Bucket {
     };
   }
 
+  // Has the memory fetch what the next run [lo, lo + count) of a tensor is going to read.
+  void prefetch(int64_t tensor, int64_t lo, int64_t count) const {
+    grads_[tensor].prefetch(lo - offsets_[tensor], count);
+    for (const Entries& state : state_) state.prefetch(lo, count);
+  }
+
   // Each thread calls this when its runs are done.
   void finish(const Loops& loop) const {
     if (streams_) loop.fence();
@@ -92,6 +108,7 @@ class Bucket {
  private:
   at::IntArrayRef offsets_;
   std::vector<Entries> grads_;
+  std::vector<Entries> state_;
   const Accumulation& given_;
   const float* residual_;
   const float* velocity_;

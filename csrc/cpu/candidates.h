@@ -54,7 +54,10 @@ struct Histogram {
 };
 
 // The part of a tensor that one task passes over, flat positions [lo, hi), and the candidates it found there.
-struct Part {
+//
+// Two threads add to parts that are neighbours in memory: in one cache line, or one that is fetched with its neighbour,
+// each would wait for the other at every block.
+struct alignas(128) Part {
   // Fewer candidates than this are put in order as they are.
   static constexpr int64_t kFew = 128;
   // A block more than there is room for, and what collect() writes beyond.
