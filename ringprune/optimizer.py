@@ -51,7 +51,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             selection and bytes sent are then a node's, not a rank's.
         overlap: start exchanges during backward. It keeps a second copy of residual and velocity, so that a step can be
             taken back; False halves that memory and exchanges after backward.
-        bucket_bytes: size of a bucket, as float32. Over Horovod, which gathers tensors itself, dense ones taper off.
+        bucket_bytes: size of a bucket, as float32. Over Horovod, which gathers tensors itself, dense ones are smaller.
         check_every: compare hashes of all parameters and index sets between the ranks after every so many exchanges; a
             difference raises RankMismatchError on all ranks. 0 is never.
         guard: a :class:`ringprune.Guard`, to send tensors whole whose residuals grow without bound; None for none.

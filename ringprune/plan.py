@@ -22,6 +22,9 @@ LONG_FACT = 120
 TAIL_BYTES = 1 << 20
 """From here on a shorter message takes hardly less time."""
 
+ALONE_BYTES = 4 << 20
+"""A tensor this long gains nothing from waiting for others."""
+
 
 @dataclass(frozen=True)
 class ParamSpec:
@@ -132,7 +135,7 @@ def build_plan(
         bucket_bytes: a bucket is closed when its float32 values would exceed this many bytes.
         facts: what else must be equal on every rank, one line each.
         tapered: a dense bucket holds at most half of what has not been sent before it, so that the last message, which
-            nothing hides, is short.
+            nothing hides, is short; and it ends with a long tensor, which could wait for another layer's otherwise.
     """
     reverse = range(len(params) - 1, -1, -1)
     groups: list[tuple[Route, list[int]]] = []
@@ -162,7 +165,8 @@ def _split(
             members, used, limit = [], 0, min(bucket_bytes, max(left // 2, TAIL_BYTES)) if tapered else bucket_bytes
             done.append(members)
         members.append(i)
-        filling[key] = members, used + size, limit
+        ends = tapered and size >= ALONE_BYTES
+        filling[key] = members, used + size, 0 if ends else limit
         left -= size
     return done
 

@@ -91,7 +91,7 @@ def plan_of(
         specs: the parameters, in the optimizer's order.
         bucket_bytes: size of a bucket.
         facts: what else must be equal on every rank.
-        groups: dense buckets are handed to the library as groups of tensors: they taper off.
+        groups: dense buckets are handed to the library as groups of tensors: they are smaller.
     """
     if not isinstance(routing, Named):
         packed = [routing.packed(spec) for spec in specs]

@@ -177,6 +177,14 @@ def test_dense_buckets_of_groups_taper_off() -> None:
     assert [len(b.members) for b in plan_of(rp.Dense().routing, specs, 25 << 20, ()).buckets] == [25] * 4
 
 
+def test_long_tensors_of_groups_wait_for_no_others() -> None:
+    """A translation model's table of target words was sent when the encoder's gradients were there, much later."""
+    sizes = [*[1 << 20] * 5, 2 << 20, *[1 << 18] * 4, 2 << 20]  # backward begins with the last
+    specs = [ParamSpec(str(i), (n,), torch.float32, torch.device("cpu"), 0) for i, n in enumerate(sizes)]
+    of = [list(bucket.members) for bucket in plan_of(rp.Dense().routing, specs, 25 << 20, (), groups=True).buckets]
+    assert of == [[10], [9, 8, 7, 6, 5], [4], [3], [2], [1], [0]]
+
+
 # -- memory that is not the gradient's alone: a library that sums at once would change what others read ----------------
 
 
