@@ -289,10 +289,6 @@ class GradientMode(Mode):
         self.timeline = timeline
         self.backward.ready = None if timeline is None else timeline.ready
 
-    def keeps_something(self) -> bool:
-        """Whether an exchange may leave something for later ones."""
-        return bool(self.exchange.state())
-
     def velocities(self) -> dict[str, Tensor]:
         """What :meth:`hand_over` needs; all ranks call this."""
         return {} if self._momentum is None else self.exchange.velocities()

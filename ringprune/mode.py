@@ -291,6 +291,10 @@ class Mode(ABC):
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
+    def keeps_something(self) -> bool:
+        """Whether an exchange may leave something for later ones, so that a checkpoint is this rank's alone."""
+        return bool(self.exchange.state())
+
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Everything a checkpoint must hold besides the wrapped optimizer's state, as views by parameter name."""
         return self.exchange.state()

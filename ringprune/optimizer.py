@@ -340,8 +340,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state = sharded_state.save(self._inner)
         if mode is not None:
             who, done = (self._comm.rank, self._comm.size, self._keepers), (mode.exchange.step, mode.local_steps)
-            origin = checkpoint.Origin(*who, *done, flushed=self._flushed)
-            state["ringprune"] = checkpoint.save(origin, mode.state())
+            flushed = self._flushed or (self._keepers == self._comm.size and not mode.keeps_something())
+            state["ringprune"] = checkpoint.save(checkpoint.Origin(*who, *done, flushed=flushed), mode.state())
             if self._pilot is not None:
                 state["ringprune"]["auto"] = self._pilot.state()
         return state

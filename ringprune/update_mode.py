@@ -275,6 +275,10 @@ class UpdateMode(Mode):
 
     # -- between steps ------------------------------------------------------------------------------------------------
 
+    def keeps_something(self) -> bool:
+        """Between exchanges weights are each rank's own, and the wrapped optimizer's state always is."""
+        return True
+
     def flush(self) -> None:
         """Exchange what is left of an interval, then all residuals, whole; the optimizer's state stays private.
 

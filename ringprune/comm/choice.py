@@ -9,7 +9,7 @@ from typing import Any
 
 from ringprune.comm.communicator import Communicator
 from ringprune.comm.outside import OutsideCommunicator
-from ringprune.errors import ConfigurationError, DependencyError
+from ringprune.errors import ConfigurationError, DependencyError, UsageError
 from ringprune.validation import real_number
 
 __all__ = ["connect", "place_open_mpi"]
@@ -19,6 +19,14 @@ OPTIONS = {
     "mpi": ("communicator", "timeout", "cuda_aware"),
     "torch": ("process_group", "timeout"),
 }
+
+LAUNCHERS = {
+    "torchrun": "WORLD_SIZE",
+    "mpirun": "OMPI_COMM_WORLD_SIZE",
+    "mpiexec": "PMI_SIZE",
+    "srun": "SLURM_STEP_NUM_TASKS",
+}
+"""Who starts processes, and what tells each of them how many there are."""
 
 
 def connect(kind: str | None = None, **options: Any) -> Communicator:
@@ -39,7 +47,8 @@ def connect(kind: str | None = None, **options: Any) -> Communicator:
     Raises:
         ConfigurationError: no such kind, no such option, or a group that cannot be used.
         DependencyError: the package for that kind is missing; the message says what to install.
-        UsageError: Horovod or torch.distributed has not been initialised.
+        UsageError: Horovod or torch.distributed has not been initialised, or a launcher has started several processes
+            and this one is alone in its library.
     """
     kind = _default_kind() if kind is None else kind
     _check(kind, options)
@@ -48,7 +57,27 @@ def connect(kind: str | None = None, **options: Any) -> Communicator:
     if group is not None and made.leaves_out(group):
         return OutsideCommunicator(kind)
     comm: Communicator = made(**options)
+    if group is None and comm.size == 1:
+        _check_alone(kind)
     return comm
+
+
+def _check_alone(kind: str) -> None:
+    """Whether whoever started this process meant it to be the only one; without an exchange nobody would notice."""
+    for launcher, count in LAUNCHERS.items():
+        started = os.environ.get(count, "")
+        if not started.isdigit() or int(started) < 2 or (launcher == "torchrun" and kind == "torch"):
+            continue
+        if launcher == "torchrun":
+            if "TORCHELASTIC_RUN_ID" not in os.environ:
+                continue  # others set WORLD_SIZE too, and what for is not known
+            advice = "call torch.distributed.init_process_group() first"
+        else:
+            advice = "the launcher is not that of the library loaded here; ringprune doctor names the library"
+        raise UsageError(
+            f'connect("{kind}"): {launcher} has started {started} processes, and this one is alone: {advice}. '
+            f"If that is meant, give it a group of one, {OPTIONS[kind][0]}="
+        )
 
 
 def _default_kind() -> str:

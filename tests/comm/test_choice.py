@@ -75,10 +75,15 @@ def test_a_missing_package_is_named(kind: str, module: str, monkeypatch: pytest.
 
 
 def test_the_default_is_horovod_where_it_is_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
+    made: list[dict[str, Any]] = []
+
+    def make(**options: Any) -> SimpleNamespace:
+        made.append(options)
+        return SimpleNamespace(size=2)
+
     horovod, ours = ModuleType("horovod.torch"), ModuleType("ringprune.comm.horovod")
     horovod.is_initialized = lambda: True
-    ours.HorovodCommunicator = lambda **options: made.append(options)
+    ours.HorovodCommunicator = make
     monkeypatch.setitem(sys.modules, "horovod.torch", horovod)
     monkeypatch.setitem(sys.modules, "ringprune.comm.horovod", ours)
     connect(timeout=5.0)
@@ -88,9 +93,42 @@ def test_the_default_is_horovod_where_it_is_initialised(monkeypatch: pytest.Monk
 def test_then_torch_distributed_then_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod.torch", SimpleNamespace(is_initialized=lambda: False))
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    ours = SimpleNamespace(MpiCommunicator=lambda: "mpi", TorchCommunicator=lambda: "torch")
+    mpi, distributed = SimpleNamespace(size=2), SimpleNamespace(size=2)
+    ours = SimpleNamespace(MpiCommunicator=lambda: mpi, TorchCommunicator=lambda: distributed)
     monkeypatch.setitem(sys.modules, "ringprune.comm.mpi", ours)
     monkeypatch.setitem(sys.modules, "ringprune.comm.torch_distributed", ours)
-    assert connect() == "torch"
+    assert connect() is distributed
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: False)
-    assert connect() == "mpi"
+    assert connect() is mpi
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}, r"torchrun has started 2 .*init_process_group\(\)"),
+        ({"OMPI_COMM_WORLD_SIZE": "4"}, "mpirun has started 4 processes, and this one is alone"),
+        ({"PMI_SIZE": "3"}, "mpiexec has started 3"),
+        ({"SLURM_STEP_NUM_TASKS": "16"}, "srun has started 16"),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, None),
+        ({"WORLD_SIZE": "2"}, None),
+        ({"SLURM_STEP_NUM_TASKS": "many"}, None),
+    ],
+)
+def test_processes_that_do_not_know_each_other_are_told(
+    environment: dict[str, str], message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under torchrun, with init_process_group() forgotten, every process trained alone, and nothing said so."""
+    size = 1
+    ours = SimpleNamespace(MpiCommunicator=lambda **options: SimpleNamespace(size=size))
+    ours.MpiCommunicator.leaves_out = lambda group: False
+    monkeypatch.setitem(sys.modules, "ringprune.comm.mpi", ours)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    if message is None:
+        assert connect("mpi").size == 1
+    else:
+        with pytest.raises(UsageError, match=message):
+            connect("mpi")
+    assert connect("mpi", communicator=object()).size == 1, "a group of one that was asked for"
+    size = 2
+    assert connect("mpi").size == 2
