@@ -20,13 +20,15 @@ OPTIONS = {
     "torch": ("process_group", "timeout"),
 }
 
+_OTHER = "the launcher is not that of the library loaded here; ringprune doctor names the library"
 LAUNCHERS = {
-    "torchrun": "WORLD_SIZE",
-    "mpirun": "OMPI_COMM_WORLD_SIZE",
-    "mpiexec": "PMI_SIZE",
-    "srun": "SLURM_STEP_NUM_TASKS",
+    "torchrun": ("WORLD_SIZE", "call torch.distributed.init_process_group() first"),
+    "horovodrun": ("HOROVOD_SIZE", "call horovod.torch.init() first"),
+    "mpirun": ("OMPI_COMM_WORLD_SIZE", _OTHER),
+    "mpiexec": ("PMI_SIZE", _OTHER),
+    "srun": ("SLURM_STEP_NUM_TASKS", _OTHER),
 }
-"""Who starts processes, and what tells each of them how many there are."""
+"""Who starts processes, what tells each of them how many there are, and what to do where they are not together."""
 
 
 def connect(kind: str | None = None, **options: Any) -> Communicator:
@@ -64,16 +66,12 @@ def connect(kind: str | None = None, **options: Any) -> Communicator:
 
 def _check_alone(kind: str) -> None:
     """Whether whoever started this process meant it to be the only one; without an exchange nobody would notice."""
-    for launcher, count in LAUNCHERS.items():
-        started = os.environ.get(count, "")
-        if not started.isdigit() or int(started) < 2 or (launcher == "torchrun" and kind == "torch"):
+    for launcher, (variable, advice) in LAUNCHERS.items():
+        started = os.environ.get(variable, "")
+        if not started.isdigit() or int(started) < 2:
             continue
-        if launcher == "torchrun":
-            if "TORCHELASTIC_RUN_ID" not in os.environ:
-                continue  # others set WORLD_SIZE too, and what for is not known
-            advice = "call torch.distributed.init_process_group() first"
-        else:
-            advice = "the launcher is not that of the library loaded here; ringprune doctor names the library"
+        if launcher == "torchrun" and (kind == "torch" or "TORCHELASTIC_RUN_ID" not in os.environ):
+            continue  # others set WORLD_SIZE too, and what for is not known
         raise UsageError(
             f'connect("{kind}"): {launcher} has started {started} processes, and this one is alone: {advice}. '
             f"If that is meant, give it a group of one, {OPTIONS[kind][0]}="

@@ -106,6 +106,7 @@ def test_then_torch_distributed_then_mpi(monkeypatch: pytest.MonkeyPatch) -> Non
     ("environment", "message"),
     [
         ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}, r"torchrun has started 2 .*init_process_group\(\)"),
+        ({"HOROVOD_SIZE": "2"}, r"horovodrun has started 2 .*horovod\.torch\.init\(\)"),
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "mpirun has started 4 processes, and this one is alone"),
         ({"PMI_SIZE": "3"}, "mpiexec has started 3"),
         ({"SLURM_STEP_NUM_TASKS": "16"}, "srun has started 16"),
