@@ -30,7 +30,7 @@ class Origin:
         keepers: number of ranks that keep something back: all of them, or one on each node of a hierarchy.
         step: exchanges made before.
         local_steps: steps made since the last exchange, in update mode.
-        flushed: whether it was saved after a flush, so that nothing in it is private to the rank.
+        flushed: whether nothing in it is private to the rank: it was saved after a flush, or nothing is kept back.
     """
 
     rank: int

@@ -275,10 +275,6 @@ class UpdateMode(Mode):
 
     # -- between steps ------------------------------------------------------------------------------------------------
 
-    def keeps_something(self) -> bool:
-        """Between exchanges weights are each rank's own, and the wrapped optimizer's state always is."""
-        return True
-
     def flush(self) -> None:
         """Exchange what is left of an interval, then all residuals, whole; the optimizer's state stays private.
 
@@ -326,6 +322,10 @@ class UpdateMode(Mode):
         return [*self.params, *self._buffers.values()]
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def keeps_something(self) -> bool:
+        """Between exchanges weights are each rank's own, and the wrapped optimizer's state always is."""
+        return True
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Residuals and momenta; the shared weights, and in the middle of an interval this rank's own too."""

@@ -35,7 +35,7 @@ class Pass {
     int64_t nonfinite = 0;
     for_each_block(part.lo, part.hi, [&](int64_t lo, int64_t count) {
       nonfinite += accumulate_keys(run(part.tensor, lo, count, rooms), keys.data());
-      if (prefetches_) prefetch(part.tensor, lo + count, std::min(kBlock, part.hi - lo - count));
+      if (prefetches_) ahead(part.tensor, lo + count, std::min(kBlock, part.hi - lo - count));
       part.add(loop, keys.data(), count, lo);
     });
     bucket_.finish(loop);
@@ -62,9 +62,9 @@ class Pass {
 
  private:
   // The memory would be idle while candidates are collected: a block is short, and nothing else reads ahead so far.
-  void prefetch(int64_t tensor, int64_t lo, int64_t count) const {
-    bucket_.prefetch(tensor, lo, count);
-    weights_[tensor].prefetch(lo - offsets_[tensor], count);
+  void ahead(int64_t tensor, int64_t lo, int64_t count) const {
+    bucket_.ahead(tensor, lo, count);
+    weights_[tensor].ahead(lo - offsets_[tensor], count);
   }
 
   Run run(int64_t tensor, int64_t lo, int64_t count, Rooms& rooms) const {

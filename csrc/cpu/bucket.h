@@ -13,6 +13,12 @@
 
 namespace ringprune {
 
+// Has the memory fetch what is about to be read, while something else is done.
+inline void prefetch(const void* from, int64_t bytes) {
+  constexpr int64_t kLine = 64;
+  for (int64_t i = 0; i < bytes; i += kLine) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
+}
+
 // A tensor's entries as the loops want them: in place where they are float32, else widened block by block.
 class Entries {
  public:
@@ -29,12 +35,8 @@ class Entries {
     return room;
   }
 
-  // Has the memory fetch entries [start, start + count) while something else is done.
-  void prefetch(int64_t start, int64_t count) const {
-    constexpr int64_t kLine = 64;
-    const char* from = data_ + start * size_;
-    for (int64_t i = 0; i < count * size_; i += kLine) __builtin_prefetch(from + i, 0, 2);
-  }
+  // Prefetches entries [start, start + count).
+  void ahead(int64_t start, int64_t count) const { prefetch(data_ + start * size_, count * size_); }
 
  private:
   const char* data_;
@@ -61,16 +63,13 @@ class Bucket {
   Bucket(const Accumulation& given, at::IntArrayRef offsets)
       : offsets_(offsets),
         grads_(entries_of(given.grads)),
-        state_{Entries(given.residual)},
         given_(given),
         residual_(given.residual.const_data_ptr<float>()),
         velocity_(given.velocity ? given.velocity->const_data_ptr<float>() : nullptr),
         residual_out_(given.residual_out.mutable_data_ptr<float>()),
         velocity_out_(given.velocity_out ? given.velocity_out->mutable_data_ptr<float>() : nullptr),
         streams_(residual_out_ != residual_ && (velocity_ == nullptr || velocity_out_ != velocity_) &&
-                 offsets.back() >= kStreamed) {
-    if (given.velocity) state_.emplace_back(*given.velocity);
-  }
+                 offsets.back() >= kStreamed) {}
 
   Correction correction(int64_t tensor) const {
     if (velocity_ == nullptr) return kNoMomentum;
@@ -94,10 +93,12 @@ class Bucket {
     };
   }
 
-  // Has the memory fetch what the next run [lo, lo + count) of a tensor is going to read.
-  void prefetch(int64_t tensor, int64_t lo, int64_t count) const {
-    grads_[tensor].prefetch(lo - offsets_[tensor], count);
-    for (const Entries& state : state_) state.prefetch(lo, count);
+  // Prefetches what the run [lo, lo + count) of a tensor is going to read.
+  void ahead(int64_t tensor, int64_t lo, int64_t count) const {
+    const auto bytes = static_cast<int64_t>(sizeof(float)) * count;
+    grads_[tensor].ahead(lo - offsets_[tensor], count);
+    prefetch(residual_ + lo, bytes);
+    if (velocity_) prefetch(velocity_ + lo, bytes);
   }
 
   // Each thread calls this when its runs are done.
@@ -108,7 +109,6 @@ class Bucket {
  private:
   at::IntArrayRef offsets_;
   std::vector<Entries> grads_;
-  std::vector<Entries> state_;
   const Accumulation& given_;
   const float* residual_;
   const float* velocity_;

@@ -21,7 +21,7 @@ enum Correction { kNoMomentum, kMomentum, kNesterov, kCorrections };
 // Keys that are compared at a time, a bit for each.
 constexpr int64_t kWord = 64;
 
-// Entries from which on a tensor that is only written goes past the caches: it would not stay there.
+// Entries from which on the caches do not hold a bucket: what is only written goes past them.
 constexpr int64_t kStreamed = int64_t{1} << 22;
 
 // A run of at most kBlock entries of one tensor. Without momentum the velocities are not looked at. The outputs may
