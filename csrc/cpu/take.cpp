@@ -12,6 +12,8 @@ namespace {
 
 constexpr const char* kOp = "take";
 constexpr int64_t kAhead = 32;  // indices: far enough for their lines to arrive, near enough for them to stay
+// Indices worth a thread of their own: fewer than of contiguous entries, since each may wait for two lines of memory.
+constexpr int64_t kFewest = 2048;
 
 at::Tensor take(const at::Tensor& residual, const std::optional<at::Tensor>& velocity, const at::Tensor& indices,
                 at::IntArrayRef offsets) {
@@ -32,7 +34,7 @@ at::Tensor take(const at::Tensor& residual, const std::optional<at::Tensor>& vel
   float* to = values.mutable_data_ptr<float>();
   float* from = residual.mutable_data_ptr<float>();
   float* masked = velocity ? velocity->mutable_data_ptr<float>() : nullptr;
-  at::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
+  at::parallel_for(0, count, kFewest, [&](int64_t begin, int64_t end) {
     for_each_run(bounds, begin, end, [&](int64_t tensor, int64_t lo, int64_t hi) {
       const bool whole = bounds[tensor + 1] - bounds[tensor] == offsets[tensor + 1] - offsets[tensor];
       for (int64_t i = lo; i < hi; ++i) {
