@@ -66,7 +66,8 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     add("--name", metavar="NAME", help="the model's; that of the script")
     add("--output", type=target, metavar="FILE", help="NAME OF THE SCRIPT.profile.json; - is standard output")
     add("script", type=_script, metavar="SCRIPT", help="a training script in Python")
-    add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="the script's own")
+    rest = add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="the script's own")
+    rest.required = False  # argparse would name them as missing with the script
     parser.set_defaults(run=_run)
 
 

@@ -64,13 +64,19 @@ def budget_name(budget: float) -> str:
 
 
 _IWP = "iwp:roots=all,local_steps=4,local_steps.momentum=shared,values=book4,dense_values=int8"
+_SELDOM = _IWP.replace("local_steps=4", "local_steps=16")
 _WHOLE = (
     "iwp:density=1,local_steps=2,local_steps.momentum=shared,local_steps.growth=1.3,values=book2,dense_values=book2"
 )
 
 METHODS = (
     Method("dense", "dense", "plain data parallelism, the reference", solved=None),
-    Method("iwp", _IWP, "IWP as recommended so far", other={"gpt-adamw": _WHOLE}),
+    Method(
+        "iwp",
+        _IWP,
+        "IWP as recommended so far",
+        other={"gpt-adamw": _WHOLE, "digits": _SELDOM, "digits 1/50": _IWP},
+    ),
     Method("iwp-raw", f"{_IWP},damping=0", "the same pruning with the raw ratio g/w"),
     Method("dgc", "dgc:dense_values=int8", "Deep Gradient Compression, allgather"),
     Method("scalecom", "scalecom:dense_values=int8", "ScaleCom: one root in turn, low-pass residual"),
