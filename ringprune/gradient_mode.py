@@ -9,7 +9,7 @@ from torch import Tensor
 from ringprune import momentum
 from ringprune.checkpoint import Origin
 from ringprune.embedding import any_embeddings
-from ringprune.errors import NonFiniteGradientError, UsageError
+from ringprune.errors import NonFiniteGradientError, RankMismatchError, UsageError
 from ringprune.mode import Mode, Parts
 from ringprune.packing import no_rows
 from ringprune.plan import Bucket
@@ -67,10 +67,15 @@ class GradientMode(Mode):
     def _open_step(self) -> None:
         """Before the first bucket of a step is started."""
         if not self._open:
-            self._open = True
             self._taken.forget()
             self.scale.read()
-            self.exchange.begin()
+            try:
+                self.exchange.begin()
+            except RankMismatchError:  # the next step may begin anew, on weights that are alike then
+                self._held = []
+                self.backward.reset()
+                raise
+            self._open = True
 
     def _start(self, index: int, factors: Sequence[float] | None) -> None:
         """Stages 1 to 4 of a bucket; ``factors`` per parameter where clipping needed all gradients."""
@@ -327,8 +332,8 @@ class GradientMode(Mode):
         self.idle("flush()")
         keeps = self._keeps_back()
         groups = self._inner.param_groups
-        rates = [float(groups[spec.group]["lr"]) for spec, kept in zip(self._specs, keeps, strict=True) if kept]
-        if not all(rates):
+        rates = [groups[spec.group].get("lr") for spec, kept in zip(self._specs, keeps, strict=True) if kept]
+        if any(rate == 0 for rate in rates):
             raise UsageError("flush() at learning rate 0 would lose what was held back: call it before a rate is 0")
         for kept, param in zip(keeps, self.params, strict=True):
             param.grad = torch.zeros_like(param, memory_format=torch.contiguous_format) if kept else None

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ringprune.comm.communicator import Communicator
 from ringprune.errors import ArgumentTypeError
 from ringprune.validation import flag, one_of, real_number, whole_number
 
@@ -118,6 +119,19 @@ class Interval:
             return self.steps >= count
         return float(self._gone) >= count or self.steps >= MOST * count
 
+    def agree(self, comm: Communicator, device: torch.device) -> None:
+        """Count on from where rank 0 is, after a flush: some may have missed the steps of the highest rate.
+
+        Args:
+            comm: the ranks.
+            device: where messages live.
+        """
+        if self._choice.growth:
+            numbers = torch.stack([self._gone, self._highest]).to(device)
+            gone, highest = comm.broadcast(numbers, 0, name="local steps").wait().to("cpu")
+            self._gone.copy_(gone)
+            self._highest.copy_(highest)
+
     def begin(self) -> None:
         """Another one; what was more than ``count`` counts for it."""
         self.steps = 0
@@ -142,12 +156,18 @@ class OuterStep:
         self.momentum = [torch.zeros_like(weight) for weight in shared] if choice.outer_momentum else []
 
     @torch.no_grad()
-    def apply(self, averages: Sequence[Tensor]) -> None:
-        """One outer step; equal on all ranks, as averages and momentum are. ``averages`` may be overwritten."""
+    def apply(self, averages: Sequence[Tensor], *, coasting: bool) -> None:
+        """One outer step; equal on all ranks, as averages and momentum are. ``averages`` may be overwritten.
+
+        Args:
+            averages: of what the ranks sent.
+            coasting: outer momentum takes part. Not where no rank has made a step since the last time, as in a flush:
+                else the weights would move on by themselves.
+        """
         step, choice = list(averages), self._choice
         if not step:
             return  # everything that is trained is exchanged elsewhere
-        if self.momentum:
+        if self.momentum and coasting:
             torch._foreach_mul_(self.momentum, choice.outer_momentum)
             torch._foreach_add_(self.momentum, step)
             if choice.nesterov:

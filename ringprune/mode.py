@@ -305,6 +305,7 @@ class Mode(ABC):
 
     def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], origin: Origin) -> None:
         """The state was overwritten from the checkpoint that ``origin`` tells about."""
+        self._verdict.clear()  # what was found in the run that is left behind
         self.exchange.resumed(origin.step, flushed=origin.flushed)
 
 

@@ -150,6 +150,13 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
                 "Exchange gradients: policy=ringprune.IWP()"
             )
         return UpdateMode(parts, statistics)
+    for spec, param in zip(parts.specs, parts.params, strict=True):
+        dtype = getattr(param, "grad_dtype", None)  # torch has it since 2.10; None takes any
+        if dtype not in (None, spec.dtype):
+            raise ConfigurationError(
+                f"parameter {spec.name!r} is {spec.dtype} with a grad_dtype of {dtype}: averages of gradients come in "
+                "the parameter's dtype. Leave grad_dtype as it is, or make local steps (local_steps=)"
+            )
     if parts.sliced is None:
         return GradientMode(parts)
     _check_halves(parts)

@@ -10,6 +10,9 @@ from torch.optim import SGD, Adam, AdamW
 
 __all__ = ["SharedMomentum"]
 
+SLOWEST = 1 / 16
+"""How much smaller the sum of learning rates of an interval may be than that of one before, to divide by it."""
+
 
 class SharedMomentum:
     """Sets the momentum of what was exchanged, on every rank, to the speed that the exchange shows.
@@ -24,6 +27,9 @@ class SharedMomentum:
     client-level momentum of FedCM (Xu, Wang, Wang, Yao, arXiv 2106.10874), for each entry with its own ``T``. What was
     not exchanged keeps this rank's momentum; of values that travel in few bits, those that became zero were not.
 
+    What rounding dropped of a value is exchanged later, and stems from faster steps where the learning rate has fallen
+    since: ``T`` is at least a ``SLOWEST`` part of an interval's sum before, which counts half at every exchange.
+
     Args:
         inner: the wrapped optimizer.
         params: its parameters, in the Plan's order.
@@ -32,12 +38,14 @@ class SharedMomentum:
     Attributes:
         elapsed: the sums ``T``, of one entry each, up to the last exchange.
         interval: the same of the steps since then, one number for each parameter.
+        pace: the largest such number at an exchange, halved at every one since.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, params: Sequence[Tensor], shared: Sequence[Tensor]) -> None:
         self._inner, self._params, self._shared = inner, list(params), list(shared)
         self.elapsed = [torch.zeros_like(weight) for weight in shared]
         self.interval = [torch.zeros((), dtype=torch.float64, device="cpu") for _ in shared]
+        self.pace = [torch.zeros((), dtype=torch.float64, device="cpu") for _ in shared]
 
     @staticmethod
     def serves(inner: torch.optim.Optimizer) -> bool:
@@ -53,7 +61,7 @@ class SharedMomentum:
             rate = float(group["lr"])
             rate_of.update({id(param): rate for param in group["params"]})
         for param, interval in zip(self._params, self.interval, strict=True):
-            interval.add_(rate_of[id(param)])
+            interval.add_(rate_of.get(id(param), 0.0))  # one that was taken out of its group rests
 
     @torch.no_grad()
     def apply(self, averages: Sequence[Tensor], whole: Sequence[bool]) -> None:
@@ -66,13 +74,19 @@ class SharedMomentum:
         groups = {id(param): group for group in self._inner.param_groups for param in group["params"]}
         for i, (param, average, elapsed) in enumerate(zip(self._params, averages, self.elapsed, strict=True)):
             elapsed.add_(float(self.interval[i]))
+            self.pace[i].mul_(0.5).clamp_(min=float(self.interval[i]))
             arrived = torch.ones_like(average, dtype=torch.bool) if whole[i] else average != 0
             held = self._held(param)
-            if held is not None:
-                said = self._momentum(param, groups[id(param)], self._shared[i], average / elapsed)
+            if held is not None and id(param) in groups:
+                speed = average / elapsed.clamp(min=SLOWEST * float(self.pace[i]))
+                said = self._momentum(param, groups[id(param)], self._shared[i], speed)
                 held.copy_(torch.where(arrived & (elapsed > 0), said.to(held.dtype), held))
             elapsed.masked_fill_(arrived, 0.0)
         self.forget_interval()
+
+    def state(self, param: int) -> dict[str, Tensor]:
+        """What a checkpoint needs of a parameter."""
+        return {"elapsed": self.elapsed[param], "interval": self.interval[param], "pace": self.pace[param]}
 
     def exchanged_all(self) -> None:
         """Nothing is left over of any step, as after a flush."""

@@ -12,7 +12,7 @@ from ringprune.checkpoint import Origin
 from ringprune.errors import UsageError
 from ringprune.local_steps import Interval, LocalSteps, OuterStep
 from ringprune.mode import Mode, Parts
-from ringprune.reduction import Mean
+from ringprune.norm_statistics import NormStatistics
 from ringprune.residual import Correction
 from ringprune.shared_momentum import SharedMomentum
 
@@ -50,8 +50,7 @@ class UpdateMode(Mode):
         assert choice is not None
         self._choice: LocalSteps = choice
         self._shared = [_as_exact(param) for param in parts.params]
-        self._buffers = dict(buffers)
-        self._shared_buffers = {name: buffer.detach().clone() for name, buffer in buffers.items()}
+        self._statistics = NormStatistics(buffers)
         self._interval = Interval(choice)
         self._saw_gradient = self._started = self._changed = self._overflowed = self._averaged = False
         self._set_aside: list[Tensor] | None = None  # inside shared_weights(): what this rank had
@@ -94,9 +93,7 @@ class UpdateMode(Mode):
         """
         if self._set_aside is not None:
             raise UsageError("step() inside shared_weights(): there the parameters are not this rank's own")
-        self._begin_interval()
-        if not self._averaged:
-            self._average_statistics()  # before the first exchange: forward passes have made them each rank's own
+        self._begin()
         self._saw_gradient |= self.backward.touched
         self.backward.reset()
         if overflow or self._gradients_are_bad():
@@ -130,19 +127,30 @@ class UpdateMode(Mode):
                 if param.grad is not None and param.grad.is_sparse:
                     param.grad = param.grad.to_dense()
 
+    def _begin(self) -> None:
+        """Before a step or a flush, of which ranks need not make the same one first."""
+        self._begin_interval()
+        if not self._averaged:
+            self._average_statistics()  # before the first exchange: forward passes have made them each rank's own
+
     def _begin_interval(self) -> None:
         """The shared weights are what the parameters are now, changed by the caller since the last exchange or not.
 
-        Where they were, all ranks look at the next exchange whether it was alike.
+        Where they were, all ranks look at the next exchange whether it was alike, and the statistics are taken to have
+        come with them. They alone may have been changed by forward passes of this rank.
         """
         if self._interval.steps:
             return
+        changed = False
         for shared, param in zip(self._shared, self.params, strict=True):
             # A 16-bit parameter is its float32 weight rounded, unless the caller has changed it.
             if not torch.equal(shared.to(param.dtype), param):
                 shared.copy_(param.detach())
-                self._changed = self._started
+                changed = True
+        self._changed |= changed and self._started
         self._started = True
+        if changed or not self._averaged:
+            self._statistics.adopt()
 
     def _gradients_are_bad(self) -> bool:
         """Whether a gradient of this rank holds NaN or infinity; noted for the next exchange where that is to raise."""
@@ -191,16 +199,17 @@ class UpdateMode(Mode):
         self._open = True
         try:
             self.exchange.begin(steps)
-            found = (self._changed, self._overflowed, flushing)
+            found = (self._changed, self._overflowed, flushing, steps > 0)
             growing = self._choice.growth > 0
             self._verdict.start(*found, *((steps, steps**2) if growing else ()), wide=growing)
             made = self._verdict.wait()
-            changed, overflowed, *numbers = self._verdict.more
-            astray = self._astray(*numbers)
+            changed, overflowed, flushes, stepped, *numbers = self._verdict.more
+            astray = self._astray(flushes, *numbers)
             if changed:
                 self.exchange.check_weights()
+            self._changed = False  # else all look again: nobody trains on with weights of its own
             if made and not astray:
-                self._exchange_updates(moved)
+                self._exchange_updates(moved, coasting=bool(stepped))
             else:
                 self.metrics.exchanged()
                 if astray and not self._verdict.faulty_ranks:
@@ -210,7 +219,7 @@ class UpdateMode(Mode):
         finally:
             # Also where it failed: all ranks go on from the weights they share.
             self._verdict.clear()
-            self._open = self._changed = self._overflowed = False
+            self._open = self._overflowed = False
             if self._momentum is not None:
                 self._momentum.forget_interval()
             self._restore()
@@ -236,7 +245,8 @@ class UpdateMode(Mode):
             self._verdict.note_nonfinite(finding)
         return moved
 
-    def _exchange_updates(self, moved: Sequence[Tensor]) -> None:
+    def _exchange_updates(self, moved: Sequence[Tensor], *, coasting: bool) -> None:
+        """``coasting``: outer momentum moves the weights too, as it does once for each interval."""
         for bucket in self.plan.buckets:
             tensors = len(bucket.members)
             correction = Correction([1.0] * tensors, [0.0] * tensors, [False] * tensors)
@@ -246,27 +256,18 @@ class UpdateMode(Mode):
         self.exchange.finish(moved)
         if self._momentum is not None:
             self._momentum.apply(moved, exact)
-        self._outer.apply(moved)
+        self._outer.apply(moved, coasting=coasting)
         self._average_statistics()
 
     def _average_statistics(self) -> None:
-        """The shared statistics of BatchNorm are the mean over the ranks; all ranks call this."""
+        """All ranks call this."""
         self._averaged = True
-        if not self._buffers:
-            return
-        buffers = list(self._buffers.values())
-        flat = torch.cat([buffer.detach().reshape(-1).float() for buffer in buffers])
-        with self.metrics.sending("dense"):
-            mean = Mean().start(self._comm, flat, name="statistics").wait()
-        parts = torch.split(mean, [buffer.numel() for buffer in buffers])
-        for shared, part in zip(self._shared_buffers.values(), parts, strict=True):
-            shared.copy_(part.view_as(shared))
+        self._statistics.average(self._comm, self.metrics)
 
     def _restore(self) -> None:
         """``x = w``."""
         self._restore_weights()
-        for name, buffer in self._buffers.items():
-            buffer.copy_(self._shared_buffers[name])
+        self._statistics.restore()
 
     @torch.no_grad()
     def _restore_weights(self) -> None:
@@ -285,14 +286,14 @@ class UpdateMode(Mode):
             NonFiniteGradientError: as an exchange does.
         """
         self.idle("flush()")
-        self._begin_interval()
+        self._begin()
         self._saw_gradient = True
         self._exchange(flushing=True)
         averages = [torch.zeros_like(shared) for shared in self._shared]
         self.exchange.flush(averages)
-        with torch.no_grad():
-            if averages:  # else everything that is trained is exchanged elsewhere
-                torch._foreach_sub_(self._shared, averages, alpha=self._choice.outer_lr)
+        self._outer.apply(averages, coasting=False)
+        with self.metrics.sending("headers"):
+            self._interval.agree(self._comm, averages[0].device if averages else torch.device("cpu"))
         if self._momentum is not None:
             self._momentum.exchanged_all()
         self._restore()
@@ -319,7 +320,7 @@ class UpdateMode(Mode):
 
     def _own(self) -> list[Tensor]:
         """Parameters and statistics as this rank trains them."""
-        return [*self.params, *self._buffers.values()]
+        return [*self.params, *self._statistics.own.values()]
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -337,8 +338,8 @@ class UpdateMode(Mode):
             if self._outer.momentum:
                 entry["outer_momentum"] = self._outer.momentum[i]
             if self._momentum is not None:
-                entry["elapsed"], entry["interval"] = self._momentum.elapsed[i], self._momentum.interval[i]
-        for name, shared in self._shared_buffers.items():
+                entry |= self._momentum.state(i)
+        for name, shared in self._statistics.shared.items():
             state[f"buffer {name}"] = {"shared": shared}
         if pace := self._interval.state:
             state["local steps"] = pace
@@ -348,7 +349,7 @@ class UpdateMode(Mode):
         return state
 
     def _own_by_name(self) -> dict[str, Tensor]:
-        names = [*(spec.name for spec in self.plan.params), *(f"buffer {name}" for name in self._buffers)]
+        names = [*(spec.name for spec in self.plan.params), *(f"buffer {name}" for name in self._statistics.own)]
         own = self._own() if self._set_aside is None else self._set_aside
         return {name: tensor.detach() for name, tensor in zip(names, own, strict=True)}
 
@@ -364,6 +365,7 @@ class UpdateMode(Mode):
     def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], origin: Origin) -> None:
         """The state was overwritten from a checkpoint; between intervals the parameters become the shared weights."""
         super().resumed(saved, origin)
+        self._changed = self._overflowed = False
         self._interval.steps, self._started, self._averaged = origin.local_steps, True, True
         self._saw_gradient = origin.local_steps > 0
         if not origin.local_steps:

@@ -34,6 +34,8 @@ class AheadLane(PackedLane):
     def look_ahead(self, step: int) -> None:
         """Stages 2 to 4 of ``step`` on the residual and the weights as they are, which are those of the step before."""
         self._empty = False
+        if self._chosen_for is not None:
+            self.forget()  # for a second step on the same averages
         if self._had_sent_all(step):
             return
         self._choose(step)

@@ -1,0 +1,282 @@
+"""Bugs that were found in local steps, each as the story of what a training script did."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ringprune as rp
+from tests.training import batches, loss_of, make_model, plain_sgd, run, same_bytes, weights, wrap
+
+H = 2
+
+
+def normed() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    for param in model.parameters():
+        param.data.fill_(0.5)
+    return model
+
+
+def wrap_normed(model: nn.Module, comm: rp.comm.Communicator, **options: Any) -> rp.DistributedOptimizer:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return rp.DistributedOptimizer(
+        optimizer, model.named_parameters(), policy=rp.Dense(local_steps=H), comm=comm, model=model, **options
+    )
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, data: Tensor) -> None:
+    optimizer.zero_grad()
+    model(data).square().sum().backward()
+    optimizer.step()
+
+
+def data_of(rank: int, number: int) -> Tensor:
+    return torch.randn(8, 4, generator=torch.Generator().manual_seed(100 * rank + number))
+
+
+def test_ranks_without_a_step_flush_with_those_that_have_made_one() -> None:
+    """The first step of a model with BatchNorm averaged its statistics, and a rank that flushed before it did not."""
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = normed()
+        optimizer = wrap_normed(model, comm)
+        for number in range(comm.rank):
+            step(model, optimizer, data_of(comm.rank, number))
+        optimizer.flush()
+        return torch.cat([weights(model), model.get_buffer("1.running_mean")])
+
+    assert same_bytes(*rp.simulate(2, rank))
+
+
+@pytest.mark.parametrize("trained", [0, H])
+def test_a_model_that_is_loaded_is_judged_with_the_statistics_it_came_with(trained: int) -> None:
+    """shared_weights() once had the weights that were loaded, and the statistics of before."""
+    best = normed()
+    with torch.no_grad():
+        best.get_parameter("0.weight").fill_(2.0)
+        best.get_buffer("1.running_mean").fill_(7.0)
+    data = torch.ones(2, 4)
+
+    def rank(comm: rp.comm.Communicator) -> tuple[Tensor, Tensor]:
+        model = normed()
+        optimizer = wrap_normed(model, comm)
+        for number in range(trained):
+            step(model, optimizer, data_of(comm.rank, number))
+        model.load_state_dict(best.state_dict())
+        model.eval()
+        with optimizer.shared_weights(), torch.no_grad():
+            return model(data), model.get_buffer("1.running_mean").clone()
+
+    expected = best.eval()(data)
+    for found, mean in rp.simulate(2, rank):
+        assert same_bytes(found, expected.detach())
+        assert same_bytes(mean, best.get_buffer("1.running_mean"))
+
+
+def test_a_bad_batch_of_one_rank_leaves_the_statistics_of_all_finite(caplog: pytest.LogCaptureFixture) -> None:
+    """Its step was left out, and the infinite mean of its forward pass was everybody's from then on."""
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = normed()
+        optimizer = wrap_normed(model, comm, nonfinite="skip")
+        for number in range(2 * H):
+            data = data_of(comm.rank, number)
+            if (comm.rank, number) == (1, H):
+                data[0, 0] = float("inf")
+            step(model, optimizer, data)
+        return model.get_buffer("1.running_mean").clone()
+
+    with caplog.at_level(logging.CRITICAL, "ringprune"):
+        results = rp.simulate(3, rank)
+    assert all(found.isfinite().all() and same_bytes(found, results[0]) for found in results)
+
+
+def test_statistics_in_float64_are_averaged_in_float64() -> None:
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = normed().double()
+        optimizer = wrap_normed(model, comm)
+        for number in range(H - 1):
+            step(model, optimizer, data_of(0, number).double())
+        optimizer.zero_grad()
+        model(data_of(0, H - 1).double()).square().sum().backward()
+        before = model.get_buffer("1.running_mean").clone()
+        optimizer.step()
+        return model.get_buffer("1.running_mean") - before
+
+    assert rp.simulate(1, rank)[0].abs().max() == 0
+
+
+def test_flushing_twice_is_flushing_once_with_outer_momentum_too() -> None:
+    """Each flush was an outer step of its own, by which the weights coasted on."""
+
+    def rank(comm: rp.comm.Communicator) -> list[Tensor]:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.IWP(0.1, local_steps=rp.LocalSteps(4, outer_lr=0.7, outer_momentum=0.9)))
+        run(model, optimizer, comm.rank, 8)
+        found = []
+        for _ in range(3):
+            optimizer.flush()
+            found.append(weights(model))
+        return found
+
+    for first, second, third in rp.simulate(2, rank):
+        assert same_bytes(first, second)
+        assert same_bytes(first, third)
+
+
+def test_what_was_found_before_a_checkpoint_is_loaded_is_forgotten() -> None:
+    """A rank's NaN was told at the exchange after all had gone back: about a gradient of steps that had been undone."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.Dense(local_steps=4))
+        run(model, optimizer, comm.rank, 4)
+        saved = optimizer.state_dict()
+        optimizer.zero_grad()
+        (loss_of(model, next(batches(comm.rank, 1, 4))) * (float("nan") if comm.rank else 1.0)).backward()
+        optimizer.step()
+        optimizer.load_state_dict(saved)
+        run(model, optimizer, comm.rank, 4, start=5)
+
+    rp.simulate(2, rank)
+
+
+def test_growing_intervals_are_counted_alike_after_a_flush_that_one_rank_came_to_early() -> None:
+    """It had missed the step of the highest rate, and counted every later interval by another one."""
+    rising = [0.1, 0.2, 0.3, 0.4]
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.Dense(local_steps=rp.LocalSteps(6, growth=1)), plain_sgd)
+        for number in range(60):
+            if number == len(rising):
+                optimizer.flush()
+            if number == len(rising) - 1 and comm.rank == 1:
+                continue
+            optimizer.param_groups[0]["lr"] = (rising + [0.3] * 60)[number]
+            run(model, optimizer, comm.rank, 1, start=number)
+        optimizer.flush()
+
+    rp.simulate(2, rank)
+
+
+@pytest.mark.parametrize("dip", [1e-4, 1e-6])
+def test_shared_momentum_survives_a_dip_of_the_learning_rate(dip: float) -> None:
+    """What rounding had dropped of fast steps was divided by the rates of slow ones: weights grew to 235."""
+
+    def largest(momentum: Any) -> float:
+        policy = rp.IWP(
+            0.3,
+            values="book4",
+            dense_values="book4",
+            roots="all",
+            local_steps=rp.LocalSteps(4, momentum=momentum),
+        )
+
+        def rank(comm: rp.comm.Communicator) -> float:
+            model = make_model()
+            optimizer = wrap(model, comm, policy, lambda params: torch.optim.SGD(params, lr=0.02, momentum=0.9))
+            for number in range(64):
+                optimizer.param_groups[0]["lr"] = dip if 32 <= number < 36 else 0.02
+                run(model, optimizer, comm.rank, 1, start=number)
+            return float(weights(model).abs().max())
+
+        return rp.simulate(2, rank)[0]
+
+    # Either kind of momentum moves weights by at most lr / (1 - 0.9) times the gradients; twice is far from 235.
+    assert largest("shared") <= 2 * largest("own")
+
+
+def test_weights_that_differ_are_told_until_they_are_alike() -> None:
+    """They were told once; who caught that error trained on with ranks apart."""
+
+    def rank(comm: rp.comm.Communicator) -> list[bool]:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.Dense(local_steps=H))
+        told = []
+        for interval in range(5):
+            if interval == 1 and comm.rank == 1:
+                model.get_parameter("0.weight").data.add_(1.0)
+            if interval == 4:
+                rp.broadcast_parameters(model.state_dict(), comm=comm)
+            try:
+                run(model, optimizer, comm.rank, H, start=H * interval)
+                told.append(False)
+            except rp.RankMismatchError:
+                told.append(True)
+        return told
+
+    assert rp.simulate(2, rank) == [[False, True, True, True, False]] * 2
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_who_mends_weights_that_differ_at_the_start_can_go_on(overlap: bool) -> None:
+    """The wrapper stayed in the middle of the exchange that had been refused."""
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = make_model(seed=comm.rank)
+        optimizer = wrap(model, comm, rp.IWP(0.1, roots="all"), overlap=overlap)
+        with pytest.raises(rp.RankMismatchError):
+            run(model, optimizer, comm.rank, 1)
+        rp.broadcast_parameters(model.state_dict(), comm=comm)
+        run(model, optimizer, comm.rank, 2, start=1)
+        return weights(model)
+
+    assert same_bytes(*rp.simulate(2, rank))
+
+
+def test_a_parameter_that_is_taken_out_of_its_group_rests() -> None:
+    """Shared momentum looked its learning rate up: a KeyError of a number."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.Dense(local_steps=rp.LocalSteps(H, momentum="shared")))
+        run(model, optimizer, comm.rank, H)
+        optimizer.param_groups[0]["params"].pop()
+        run(model, optimizer, comm.rank, H, start=H)
+
+    rp.simulate(2, rank)
+
+
+def test_without_a_learning_rate_what_goes_by_it_is_refused_and_a_flush_works() -> None:
+    """Optimizers such as Adafactor may have lr=None; the first step failed after the weights had moved."""
+
+    class NoRate(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            super().__init__(params, {"lr": None})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for param in group["params"]:
+                    if param.grad is not None:
+                        param.sub_(param.grad, alpha=0.01)
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        with pytest.raises(rp.ConfigurationError, match="has no learning rate of its own, lr=None"):
+            wrap(make_model(), comm, "iwp", NoRate)
+        model = make_model()
+        optimizer = wrap(model, comm, rp.IWP(0.1), NoRate)
+        run(model, optimizer, comm.rank, 2)
+        optimizer.flush()
+
+    rp.simulate(2, rank)
+
+
+@pytest.mark.skipif(not hasattr(Tensor, "grad_dtype"), reason="this torch has no grad_dtype")
+def test_gradients_of_another_dtype_than_the_parameter_s_are_refused_but_for_local_steps() -> None:
+    """They were exchanged, and could not be written back."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model().bfloat16()
+        for param in model.parameters():
+            param.grad_dtype = torch.float32
+        for policy in (rp.Dense(), rp.IWP(0.1)):
+            with pytest.raises(rp.ConfigurationError, match=r"'0\.weight' is torch\.bfloat16 with a grad_dtype of"):
+                wrap(model, comm, policy)
+        wrap(model, comm, rp.Dense(local_steps=H))
+
+    rp.simulate(1, rank)
