@@ -380,8 +380,12 @@ class DDPHook:
             self._restore(state_dict, self._exchange)
 
     def _restore(self, saved: dict[str, Any], exchange: Exchange) -> None:
+        state = exchange.state()
         if saved:
-            state = exchange.state()
             checkpoint.check_tensors(saved["parameters"], state)
             checkpoint.copy(saved["parameters"], state)
             exchange.resumed(saved["step"])
+        elif exchange.step:  # back to before the first backward pass
+            for tensor in (tensor for kinds in state.values() for tensor in kinds.values()):
+                tensor.zero_()
+            exchange.resumed(0)

@@ -293,7 +293,7 @@ class Mode(ABC):
 
     def keeps_something(self) -> bool:
         """Whether an exchange may leave something for later ones, so that a checkpoint is this rank's alone."""
-        return bool(self.exchange.state())
+        return any(kinds.keys() - {"overlap"} for kinds in self.exchange.state().values())
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Everything a checkpoint must hold besides the wrapped optimizer's state, as views by parameter name."""

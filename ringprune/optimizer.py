@@ -185,8 +185,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._scaled = True
 
     def _finish(self, mode: GradientMode, *, stepping: bool) -> None:
-        self._flushed = self._scaled = self._synchronized = False
+        self._scaled = self._synchronized = False
         self._skipped = not mode.finish(stepping=stepping)
+        self._flushed &= self._skipped  # of such a step nothing is kept
         if self._skipped:
             mode.overflow()
         self._synchronized = True
@@ -319,8 +320,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         rank serves any number of ranks. Before evaluation it puts into the model what training has held back.
 
         It is one more step of the wrapped optimizer, at its learning rate, on what was held back; right after another
-        one it does nothing. With ``local_steps`` it is an exchange of everything; the wrapped optimizer's own state
-        stays each rank's.
+        one it does nothing. With ``local_steps`` it is an exchange of everything; what the optimizer has stays its own.
 
         Raises:
             UsageError: between backward and step, or at learning rate 0, where what was held back would be lost.

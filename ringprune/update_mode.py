@@ -53,6 +53,7 @@ class UpdateMode(Mode):
         self._statistics = NormStatistics(buffers)
         self._interval = Interval(choice)
         self._saw_gradient = self._started = self._changed = self._overflowed = self._averaged = False
+        self._resumed = 0  # local steps of a checkpoint
         self._set_aside: list[Tensor] | None = None  # inside shared_weights(): what this rank had
         self._raises = parts.settings.nonfinite == "raise"
         # All ranks decide before anything is exchanged, so nothing has to be taken back.
@@ -198,7 +199,7 @@ class UpdateMode(Mode):
         self._saw_gradient = False
         self._open = True
         try:
-            self.exchange.begin(steps)
+            self.exchange.begin(steps, 0 if flushing else self._resumed)
             found = (self._changed, self._overflowed, flushing, steps > 0)
             growing = self._choice.growth > 0
             self._verdict.start(*found, *((steps, steps**2) if growing else ()), wide=growing)
@@ -366,7 +367,8 @@ class UpdateMode(Mode):
         """The state was overwritten from a checkpoint; between intervals the parameters become the shared weights."""
         super().resumed(saved, origin)
         self._changed = self._overflowed = False
-        self._interval.steps, self._started, self._averaged = origin.local_steps, True, True
+        self._interval.steps, self._started = origin.local_steps, True
+        self._resumed, self._averaged = origin.local_steps, origin.step > 0 or origin.local_steps > 0
         self._saw_gradient = origin.local_steps > 0
         if not origin.local_steps:
             self._restore_weights()

@@ -51,6 +51,24 @@ def test_ranks_without_a_step_flush_with_those_that_have_made_one() -> None:
     assert same_bytes(*rp.simulate(2, rank))
 
 
+def test_statistics_resume_from_before_the_first_step() -> None:
+    """A checkpoint of step 0 was taken for one whose ranks had averaged them already."""
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = normed()
+        state = wrap_normed(model, comm).state_dict()
+        again = normed()
+        optimizer = wrap_normed(again, comm.duplicate())
+        optimizer.load_state_dict(state)
+        step(again, optimizer, data_of(comm.rank, 0))
+        with optimizer.shared_weights():
+            return again.get_buffer("1.running_mean").clone()
+
+    first, second = rp.simulate(2, rank)
+    assert same_bytes(first, second)
+    assert first.abs().max() > 0
+
+
 @pytest.mark.parametrize("trained", [0, H])
 def test_a_model_that_is_loaded_is_judged_with_the_statistics_it_came_with(trained: int) -> None:
     """shared_weights() once had the weights that were loaded, and the statistics of before."""

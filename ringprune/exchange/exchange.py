@@ -95,31 +95,31 @@ class Exchange:
         # Steps of our ring match by their order; with a schedule buckets are waited for in any.
         self._measures = policy.reduction == "auto" and nodes is None and policy.schedule is None
 
-    def begin(self, steps: int = 1) -> None:
+    def begin(self, steps: int = 1, resumed: int = 0) -> None:
         """Open an exchange; the first one also checks that all ranks start from the same weights and step.
 
         Args:
-            steps: steps of the optimizer that it is made for.
+            steps: of the optimizer that it is made for.
+            resumed: how many of them a checkpoint told of.
 
         Raises:
             RankMismatchError: they do not; on all ranks, naming the first parameter that differs.
         """
-        setting = self._setting
-        density = setting.policy.density
+        setting, density = self._setting, self._setting.policy.density
         setting.metrics.begin(density.at(self.step), steady=density.steady(self.step), steps=steps)
         if not self.checked:
-            self.check_weights()
+            self.check_weights(resumed)
             self.checked = True
             if self._measures:
                 setting.ring = self._choose_ring()
 
-    def check_weights(self) -> None:
-        """Whether all ranks have the same weights and step; all ranks call this.
+    def check_weights(self, resumed: int = 0) -> None:
+        """Whether ranks have the same weights and step; all call this, ``resumed`` as above.
 
         Raises:
             RankMismatchError: they have not; on all ranks, naming the first parameter that differs.
         """
-        check_start(self.step, self._setting.weights, self._plan, self._setting.comm, self._setting.metrics)
+        check_start(self.step, resumed, self._setting.weights, self._plan, self._setting.comm, self._setting.metrics)
 
     def _choose_ring(self) -> RingChoice:
         """Who sums float32 values; measured where there is a choice, and messages long enough to care."""

@@ -14,15 +14,26 @@ from ringprune.plan import Plan
 __all__ = ["check_start"]
 
 
-def check_start(step: int, weights: Sequence[Tensor], plan: Plan, comm: Communicator, metrics: Metrics) -> None:
-    """Compare step and weights by their sums of squares; costs 8 bytes per parameter.
+def check_start(
+    step: int, local_steps: int, weights: Sequence[Tensor], plan: Plan, comm: Communicator, metrics: Metrics
+) -> None:
+    """Compare where ranks continue, and their weights by sums of squares; costs 8 bytes per parameter.
+
+    Args:
+        step: exchanges made before.
+        local_steps: steps since the last of them that a checkpoint told of.
+        weights: equal on all ranks.
+        plan: their names.
+        comm: the ranks.
+        metrics: counts the bytes as headers.
 
     Raises:
         RankMismatchError: they differ; on all ranks, naming the first parameter that does.
     """
     squares = ops.square_sum([weight.detach().contiguous() for weight in weights]).cpu()
     device = weights[0].device if weights else torch.device("cpu")
-    row = torch.cat([torch.tensor([float(step)], dtype=torch.float64, device="cpu"), squares]).to(device)
+    place = torch.tensor([step, local_steps], dtype=torch.float64, device="cpu")
+    row = torch.cat([place, squares]).to(device)
     with metrics.sending("headers"):
         gathered = comm.allgather(row, name="weights at the start").wait()
     # As bits, so that NaN equals NaN.
@@ -31,14 +42,15 @@ def check_start(step: int, weights: Sequence[Tensor], plan: Plan, comm: Communic
     if not len(differs):
         return
     rank, column = min(((int(r), int(c)) for r, c in differs), key=lambda pair: pair[1])
-    if column == 0:
-        steps = gathered.reshape(comm.size, -1)[:, 0].tolist()
+    if column < len(place):
+        found = gathered.reshape(comm.size, -1)[:, column].tolist()
+        what = ("at step {:.0f}", "{:.0f} local steps after an exchange")[column]
         raise RankMismatchError(
-            f"rank 0 continues at step {steps[0]:.0f}, rank {rank} at step {steps[rank]:.0f}: load a checkpoint on "
-            "all ranks, each its own, or one that was saved after flush()"
+            f"rank 0 continues {what.format(found[0])}, rank {rank} {what.format(found[rank])}: load a checkpoint on "
+            "all ranks, each its own of the same step, or one that was saved after flush()"
         )
     raise RankMismatchError(
-        f"parameter {plan.params[column - 1].name!r} has other weights on rank {rank} than on rank 0: call "
+        f"parameter {plan.params[column - len(place)].name!r} has other weights on rank {rank} than on rank 0: call "
         "ringprune.broadcast_parameters(model.state_dict()) or hvd.broadcast_parameters before the first step, "
         "and change weights between steps alike on all ranks (max_norm of an Embedding changes those that one rank "
         "looks up)"

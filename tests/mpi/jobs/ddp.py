@@ -89,6 +89,10 @@ def resuming_equals_not_stopping(comm: rp.comm.Communicator) -> None:
     assert second.state_dict()["step"] == 9
     assert torch.allclose(weights(again), weights(ddp), atol=1e-5)
     assert comm.size > 2 or same_bytes(weights(again), weights(ddp))
+    hook.load_state_dict({})  # of before the first backward pass: nothing was kept back
+    state = hook.state_dict()
+    assert state["step"] == 0
+    assert not any(tensor.any() for kinds in state["parameters"].values() for tensor in kinds.values())
 
 
 def other_checkpoints_are_refused(comm: rp.comm.Communicator) -> None:
