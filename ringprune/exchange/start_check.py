@@ -13,6 +13,9 @@ from ringprune.plan import Plan
 
 __all__ = ["check_start"]
 
+PARTS = 2**20
+"""Local steps are sent as so many parts of a step; there are fewer between two exchanges."""
+
 
 def check_start(
     step: int, local_steps: int, weights: Sequence[Tensor], plan: Plan, comm: Communicator, metrics: Metrics
@@ -32,7 +35,7 @@ def check_start(
     """
     squares = ops.square_sum([weight.detach().contiguous() for weight in weights]).cpu()
     device = weights[0].device if weights else torch.device("cpu")
-    place = torch.tensor([step, local_steps], dtype=torch.float64, device="cpu")
+    place = torch.tensor([step + local_steps / PARTS], dtype=torch.float64, device="cpu")
     row = torch.cat([place, squares]).to(device)
     with metrics.sending("headers"):
         gathered = comm.allgather(row, name="weights at the start").wait()
@@ -42,16 +45,20 @@ def check_start(
     if not len(differs):
         return
     rank, column = min(((int(r), int(c)) for r, c in differs), key=lambda pair: pair[1])
-    if column < len(place):
-        found = gathered.reshape(comm.size, -1)[:, column].tolist()
-        what = ("at step {:.0f}", "{:.0f} local steps after an exchange")[column]
+    if column == 0:
+        places = gathered.reshape(comm.size, -1)[:, 0].tolist()
         raise RankMismatchError(
-            f"rank 0 continues {what.format(found[0])}, rank {rank} {what.format(found[rank])}: load a checkpoint on "
-            "all ranks, each its own of the same step, or one that was saved after flush()"
+            f"rank 0 continues {_said(places[0])}, rank {rank} {_said(places[rank])}: load a checkpoint on all ranks, "
+            "each its own of the same step, or one that was saved after flush()"
         )
     raise RankMismatchError(
-        f"parameter {plan.params[column - len(place)].name!r} has other weights on rank {rank} than on rank 0: call "
+        f"parameter {plan.params[column - 1].name!r} has other weights on rank {rank} than on rank 0: call "
         "ringprune.broadcast_parameters(model.state_dict()) or hvd.broadcast_parameters before the first step, "
         "and change weights between steps alike on all ranks (max_norm of an Embedding changes those that one rank "
         "looks up)"
     )
+
+
+def _said(place: float) -> str:
+    step, local_steps = int(place), round(place % 1 * PARTS)
+    return f"at step {step}" + (f" and {local_steps} local steps" if local_steps else "")
