@@ -75,7 +75,7 @@ METHODS = (
         "iwp",
         _IWP,
         "IWP as recommended so far",
-        other={"gpt-adamw": _WHOLE, "digits": _SELDOM, "digits 1/50": _IWP},
+        other={"gpt-adamw": _WHOLE, "digits 1/300": _SELDOM, "digits 1/600": _SELDOM},
     ),
     Method("iwp-raw", f"{_IWP},damping=0", "the same pruning with the raw ratio g/w"),
     Method("dgc", "dgc:dense_values=int8", "Deep Gradient Compression, allgather"),
