@@ -99,13 +99,12 @@ def check_optimizer(optimizer: Any, policy: Policy) -> torch.optim.Optimizer:
     if name in _REFUSED and not (sparse and name == "SparseAdam"):
         raise ConfigurationError(f"optimizer={name}: {_REFUSED[name]}")
     steps = policy.local_steps
-    if steps is not None and (steps.growth or steps.momentum == "shared"):
-        rates = [group.get("lr") for group in optimizer.param_groups]
-        if not all(isinstance(rate, float | int | torch.Tensor) for rate in rates):
-            raise ConfigurationError(
-                f"optimizer={name} has no learning rate of its own, lr={rates[0]!r}, which LocalSteps(growth=, "
-                f'momentum="shared") of policy {policy.name!r} go by: set one, or choose local_steps=4'
-            )
+    by_rate = steps is not None and (steps.growth or (steps.momentum == "shared" and SharedMomentum.serves(optimizer)))
+    if by_rate and any(group.get("lr") is None for group in optimizer.param_groups):
+        raise ConfigurationError(
+            f"optimizer={name} has no learning rate of its own, lr=None, which LocalSteps(growth=, "
+            f'momentum="shared") of policy {policy.name!r} go by: set one, or choose local_steps=4'
+        )
     return optimizer
 
 

@@ -14,7 +14,7 @@ __all__ = ["FORMAT", "Origin", "check_origin", "check_tensors", "copy", "save", 
 FORMAT = 2
 KEPT = ("residual", "velocity", "rms", "core", "relevance", "estimate", "age", "guard")
 """What only ranks that keep something back have."""
-ANEW = ("guard", "overlap")
+ANEW = ("guard", "overlap", "pace")
 """What may be missing, and then begins anew, at zero."""
 
 Tensors = Mapping[str, Mapping[str, Tensor]]

@@ -74,6 +74,7 @@ class GradientMode(Mode):
             except RankMismatchError:  # the next step may begin anew, on weights that are alike then
                 self._held = []
                 self.backward.reset()
+                self._verdict.clear()
                 raise
             self._open = True
 
@@ -185,6 +186,7 @@ class GradientMode(Mode):
             else:
                 self._verdict.raise_or_skip()
                 self.metrics.skipped_steps += 1
+                self._overflow()
         finally:
             self._verdict.clear()
         if self.timeline is not None:
@@ -255,7 +257,7 @@ class GradientMode(Mode):
             self._give_back({name: kinds["velocity"] for name, kinds in state.items() if "velocity" in kinds})
         super().close(flushed=flushed)
 
-    def overflow(self) -> None:
+    def _overflow(self) -> None:
         """The step is not made: let a scaler see why on this rank too; rows stay as they are."""
         specs = zip(self.params, self._specs, strict=True)
         self.scale.overflow(param for param, spec in specs if not spec.sparse)

@@ -38,9 +38,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             asks for it; any other keeps its own state and gets error feedback.
         named_parameters: ``model.named_parameters()``; None numbers them.
         policy: one, or its name: ``"iwp"`` is :func:`ringprune.recommended`, ``"auto"`` picks one. None: ``IWP()``.
-        comm: a communicator, the name of one, or None for the default of :func:`ringprune.connect`: Horovod if
-            initialised, else torch.distributed if initialised, else MPI. On ranks outside its group the wrapper only
-            steps.
+        comm: a communicator, the name of one, or None for :func:`ringprune.connect`'s default: Horovod if initialised,
+            else torch.distributed if initialised, else MPI. On ranks outside its group the wrapper only steps.
         backward_passes_per_step: backward passes that are accumulated before an exchange.
         scaler: the loop's ``torch.amp.GradScaler``; an overflow on any rank then skips the step on all.
         model: the model: for BatchNorm statistics (``local_steps``), hooks (a schedule), sparse modules (``rows``).
@@ -186,10 +185,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _finish(self, mode: GradientMode, *, stepping: bool) -> None:
         self._scaled = self._synchronized = False
-        self._skipped = not mode.finish(stepping=stepping)
-        self._flushed &= self._skipped  # of such a step nothing is kept
-        if self._skipped:
-            mode.overflow()
+        before, self._skipped = mode.exchange.step, True
+        try:
+            self._skipped = not mode.finish(stepping=stepping)
+        finally:  # nothing is kept of an exchange that was not made
+            self._flushed &= self._skipped and mode.exchange.step == before
         self._synchronized = True
 
     @contextmanager

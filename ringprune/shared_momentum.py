@@ -10,8 +10,9 @@ from torch.optim import SGD, Adam, AdamW
 
 __all__ = ["SharedMomentum"]
 
-SLOWEST = 1 / 16
-"""How much smaller the sum of learning rates of an interval may be than that of one before, to divide by it."""
+SHARPLY = 1 / 64
+FADING = 0.9
+"""When the learning rate has fallen too sharply; half a cosine to zero does after its last exchange."""
 
 
 class SharedMomentum:
@@ -27,8 +28,9 @@ class SharedMomentum:
     client-level momentum of FedCM (Xu, Wang, Wang, Yao, arXiv 2106.10874), for each entry with its own ``T``. What was
     not exchanged keeps this rank's momentum; of values that travel in few bits, those that became zero were not.
 
-    What rounding dropped of a value is exchanged later, and stems from faster steps where the learning rate has fallen
-    since: ``T`` is at least a ``SLOWEST`` part of an interval's sum before, which counts half at every exchange.
+    What rounding has dropped of a value is exchanged later, and after a sharp fall of the learning rate it is more than
+    all that the slow steps of ``T`` have moved. Until that is over ranks keep their own momentum: while the sum of an
+    interval's learning rates is less than ``SHARPLY`` times the largest before, which fades by ``FADING`` an exchange.
 
     Args:
         inner: the wrapped optimizer.
@@ -38,7 +40,7 @@ class SharedMomentum:
     Attributes:
         elapsed: the sums ``T``, of one entry each, up to the last exchange.
         interval: the same of the steps since then, one number for each parameter.
-        pace: the largest such number at an exchange, halved at every one since.
+        pace: the largest of these at an exchange so far, fading.
     """
 
     def __init__(self, inner: torch.optim.Optimizer, params: Sequence[Tensor], shared: Sequence[Tensor]) -> None:
@@ -74,12 +76,12 @@ class SharedMomentum:
         groups = {id(param): group for group in self._inner.param_groups for param in group["params"]}
         for i, (param, average, elapsed) in enumerate(zip(self._params, averages, self.elapsed, strict=True)):
             elapsed.add_(float(self.interval[i]))
-            self.pace[i].mul_(0.5).clamp_(min=float(self.interval[i]))
             arrived = torch.ones_like(average, dtype=torch.bool) if whole[i] else average != 0
             held = self._held(param)
-            if held is not None and id(param) in groups:
-                speed = average / elapsed.clamp(min=SLOWEST * float(self.pace[i]))
-                said = self._momentum(param, groups[id(param)], self._shared[i], speed)
+            pace, interval = self.pace[i], self.interval[i]
+            pace.mul_(FADING).clamp_(min=float(interval))
+            if held is not None and id(param) in groups and interval >= SHARPLY * pace:
+                said = self._momentum(param, groups[id(param)], self._shared[i], average / elapsed)
                 held.copy_(torch.where(arrived & (elapsed > 0), said.to(held.dtype), held))
             elapsed.masked_fill_(arrived, 0.0)
         self.forget_interval()

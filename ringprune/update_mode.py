@@ -53,7 +53,7 @@ class UpdateMode(Mode):
         self._statistics = NormStatistics(buffers)
         self._interval = Interval(choice)
         self._saw_gradient = self._started = self._changed = self._overflowed = self._averaged = False
-        self._resumed = 0  # local steps of a checkpoint
+        self._resumed = False  # in an interval
         self._set_aside: list[Tensor] | None = None  # inside shared_weights(): what this rank had
         self._raises = parts.settings.nonfinite == "raise"
         # All ranks decide before anything is exchanged, so nothing has to be taken back.
@@ -94,9 +94,9 @@ class UpdateMode(Mode):
         """
         if self._set_aside is not None:
             raise UsageError("step() inside shared_weights(): there the parameters are not this rank's own")
-        self._begin()
         self._saw_gradient |= self.backward.touched
         self.backward.reset()
+        self._begin()
         if overflow or self._gradients_are_bad():
             self.metrics.skipped_steps += 1
         else:
@@ -129,16 +129,21 @@ class UpdateMode(Mode):
                     param.grad = param.grad.to_dense()
 
     def _begin(self) -> None:
-        """Before a step or a flush, of which ranks need not make the same one first."""
-        self._begin_interval()
+        """Before a step or a flush, of which ranks need not make the same one first.
+
+        Raises:
+            RankMismatchError: the first time, where ranks do not continue from the same place; on all of them.
+        """
+        self._begin_interval(adopting=False)
+        self.exchange.check_start(resumed=self._resumed)
         if not self._averaged:
             self._average_statistics()  # before the first exchange: forward passes have made them each rank's own
 
-    def _begin_interval(self) -> None:
+    def _begin_interval(self, *, adopting: bool = True) -> None:
         """The shared weights are what the parameters are now, changed by the caller since the last exchange or not.
 
         Where they were, all ranks look at the next exchange whether it was alike, and the statistics are taken to have
-        come with them. They alone may have been changed by forward passes of this rank.
+        come with them: ``adopting``, where no forward pass in training need have changed those on this rank alone.
         """
         if self._interval.steps:
             return
@@ -150,7 +155,7 @@ class UpdateMode(Mode):
                 changed = True
         self._changed |= changed and self._started
         self._started = True
-        if changed or not self._averaged:
+        if adopting and (changed or not self._averaged):
             self._statistics.adopt()
 
     def _gradients_are_bad(self) -> bool:
@@ -199,7 +204,7 @@ class UpdateMode(Mode):
         self._saw_gradient = False
         self._open = True
         try:
-            self.exchange.begin(steps, 0 if flushing else self._resumed)
+            self.exchange.begin(steps)
             found = (self._changed, self._overflowed, flushing, steps > 0)
             growing = self._choice.growth > 0
             self._verdict.start(*found, *((steps, steps**2) if growing else ()), wide=growing)
@@ -368,7 +373,8 @@ class UpdateMode(Mode):
         super().resumed(saved, origin)
         self._changed = self._overflowed = False
         self._interval.steps, self._started = origin.local_steps, True
-        self._resumed, self._averaged = origin.local_steps, origin.step > 0 or origin.local_steps > 0
+        self._resumed = origin.local_steps > 0
+        self._averaged = origin.step > 0 or self._resumed
         self._saw_gradient = origin.local_steps > 0
         if not origin.local_steps:
             self._restore_weights()

@@ -318,7 +318,7 @@ class Pilot:
         """Exchange otherwise from the next step on; if something is kept back, after a step that sends it all."""
         old, before = self.mode, (self.chosen, self._policy)
         if old.keeps_something():
-            while not all(float(group["lr"]) for group in self._parts.inner.param_groups):
+            while any(group.get("lr") == 0 for group in self._parts.inner.param_groups):
                 yield  # what is sent at a rate of 0 is lost
             old.exchange.send_whole()
             yield

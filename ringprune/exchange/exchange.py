@@ -3,7 +3,6 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,14 +10,9 @@ from torch import Tensor
 from ringprune import ops
 from ringprune.comm.communicator import Communicator, Nodes
 from ringprune.errors import RingPruneError
-from ringprune.exchange.ahead import AheadLane
-from ringprune.exchange.balanced import BalancedLane
-from ringprune.exchange.dense import DenseLane
-from ringprune.exchange.exploring import AheadExploringLane, ExploringLane
-from ringprune.exchange.kept import KeptLane, RoundedLane
+from ringprune.exchange.kept import KeptLane
 from ringprune.exchange.lane import Lane, Setting
-from ringprune.exchange.node import NodeLane
-from ringprune.exchange.own import OwnLane
+from ringprune.exchange.lanes import exchanging, kind_of, lane_of
 from ringprune.exchange.packed import PackedLane
 from ringprune.exchange.rotation import Rotation
 from ringprune.exchange.rows import RowsLane
@@ -88,33 +82,36 @@ class Exchange:
         self._setting = Setting(
             policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation, first=first
         )
-        self._keeps = [issubclass(_kind(bucket, policy), KeptLane) for bucket in plan.buckets]
-        self._lanes = [_lane(bucket, self._setting, nodes) for bucket in plan.buckets]
+        self._keeps = [issubclass(kind_of(bucket, policy), KeptLane) for bucket in plan.buckets]
+        self._lanes = [lane_of(bucket, self._setting, nodes) for bucket in plan.buckets]
         self._turns: deque[Lane] = deque()
         self._error: RingPruneError | None = None
         # Steps of our ring match by their order; with a schedule buckets are waited for in any.
         self._measures = policy.reduction == "auto" and nodes is None and policy.schedule is None
 
-    def begin(self, steps: int = 1, resumed: int = 0) -> None:
+    def begin(self, steps: int = 1) -> None:
         """Open an exchange; the first one also checks that all ranks start from the same weights and step.
 
         Args:
-            steps: of the optimizer that it is made for.
-            resumed: how many of them a checkpoint told of.
+            steps: steps of the optimizer that it is made for.
 
         Raises:
             RankMismatchError: they do not; on all ranks, naming the first parameter that differs.
         """
         setting, density = self._setting, self._setting.policy.density
         setting.metrics.begin(density.at(self.step), steady=density.steady(self.step), steps=steps)
+        self.check_start()
+
+    def check_start(self, *, resumed: bool = False) -> None:
+        """Once: :meth:`check_weights`, and what is chosen by measurement; ``resumed`` as there."""
         if not self.checked:
             self.check_weights(resumed)
             self.checked = True
             if self._measures:
-                setting.ring = self._choose_ring()
+                self._setting.ring = self._choose_ring()
 
-    def check_weights(self, resumed: int = 0) -> None:
-        """Whether ranks have the same weights and step; all call this, ``resumed`` as above.
+    def check_weights(self, resumed: bool = False) -> None:
+        """Whether ranks have the same weights and step, or ``resumed`` before the first one; all call this.
 
         Raises:
             RankMismatchError: they have not; on all ranks, naming the first parameter that differs.
@@ -213,7 +210,7 @@ class Exchange:
                 _log.warning("%r is sent whole from now on: %s", name, watch.reason(member, cost))
 
     def _watches(self) -> list[Watch]:
-        lanes = map(_exchanging, self._lanes)
+        lanes = map(exchanging, self._lanes)
         return [lane.watch for lane in lanes if isinstance(lane, PackedLane) and lane.watch is not None]
 
     def guarded(self) -> dict[str, dict[str, float]]:
@@ -313,7 +310,7 @@ class Exchange:
 
     def agreed(self) -> dict[str, Tensor | None]:
         """The index set of each packed bucket's last exchange, by a name for it; None where this rank holds none."""
-        lanes = [_exchanging(lane) for lane in self._lanes if lane.bucket.route == "packed"]
+        lanes = [exchanging(lane) for lane in self._lanes if lane.bucket.route == "packed"]
         return {f"the index set of bucket {lane.bucket.index}": getattr(lane, "agreed", None) for lane in lanes}
 
     @property
@@ -324,7 +321,7 @@ class Exchange:
     def tally(self) -> dict[str, int]:
         """How selection went on this rank: see :class:`ringprune.ops.Hints`."""
         total = dict.fromkeys(ops.TALLY, 0)
-        for lane in map(_exchanging, self._lanes):
+        for lane in map(exchanging, self._lanes):
             if isinstance(lane, PackedLane):
                 total = {name: total[name] + count for name, count in lane.residual.hints.counts().items()}
         return total
@@ -342,7 +339,7 @@ class Exchange:
         spec_numels = [spec.numel for spec in self._plan.params]
         metrics, params = self._setting.metrics, self._plan.params
         shares: dict[str, dict[Content, float]] = {spec.name: metrics.of_parameter(spec.name) for spec in params}
-        for lane in map(_exchanging, self._lanes):
+        for lane in map(exchanging, self._lanes):
             sent = lane.sent.tolist() if isinstance(lane, KeptLane) else lane.bucket.numels
             for member, part in zip(lane.bucket.members, sent, strict=True):
                 for content, total in metrics.of_bucket(lane.bucket.index).items():
@@ -370,31 +367,3 @@ class Exchange:
         self.step, self.checked = step, False
         for lane in self._lanes:
             lane.resumed(flushed=flushed or not step)
-
-
-def _kind(bucket: Bucket, policy: Policy) -> type[PackedLane | RoundedLane | DenseLane | RowsLane]:
-    """The way that a bucket takes."""
-    if bucket.route == "rows":
-        return RowsLane
-    if bucket.route == "packed":
-        if policy.index_sets == "balanced":
-            return BalancedLane
-        if policy.index_sets != "shared":
-            return OwnLane
-        if policy.explore_by == "rank":
-            return AheadExploringLane if policy.lookahead else ExploringLane
-        return AheadLane if policy.lookahead else PackedLane
-    return RoundedLane if policy.dense_values != "fp32" and bucket.dtype == torch.float32 else DenseLane
-
-
-def _lane(bucket: Bucket, setting: Setting, nodes: Nodes | None) -> Lane:
-    kind = _kind(bucket, setting.policy)
-    if nodes is None:
-        return kind(bucket, setting)
-    between = None if nodes.across is None else kind(bucket, replace(setting, comm=nodes.across))
-    return NodeLane(bucket, setting, nodes, between)
-
-
-def _exchanging(lane: Lane) -> Lane:
-    """The lane that exchanges with other ranks under the policy; itself where this rank leaves that to another."""
-    return lane.between or lane if isinstance(lane, NodeLane) else lane

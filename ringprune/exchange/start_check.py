@@ -13,18 +13,16 @@ from ringprune.plan import Plan
 
 __all__ = ["check_start"]
 
-PARTS = 2**20
-"""Local steps are sent as so many parts of a step; there are fewer between two exchanges."""
-
 
 def check_start(
-    step: int, local_steps: int, weights: Sequence[Tensor], plan: Plan, comm: Communicator, metrics: Metrics
+    step: int, resumed: bool, weights: Sequence[Tensor], plan: Plan, comm: Communicator, metrics: Metrics
 ) -> None:
     """Compare where ranks continue, and their weights by sums of squares; costs 8 bytes per parameter.
 
     Args:
         step: exchanges made before.
-        local_steps: steps since the last of them that a checkpoint told of.
+        resumed: before the first of them, after local steps that a checkpoint told of. How many these are, then or
+            later, need not be the same: each rank makes its own until the next exchange.
         weights: equal on all ranks.
         plan: their names.
         comm: the ranks.
@@ -35,7 +33,7 @@ def check_start(
     """
     squares = ops.square_sum([weight.detach().contiguous() for weight in weights]).cpu()
     device = weights[0].device if weights else torch.device("cpu")
-    place = torch.tensor([step + local_steps / PARTS], dtype=torch.float64, device="cpu")
+    place = torch.tensor([step or resumed / 2], dtype=torch.float64, device="cpu")
     row = torch.cat([place, squares]).to(device)
     with metrics.sending("headers"):
         gathered = comm.allgather(row, name="weights at the start").wait()
@@ -49,7 +47,7 @@ def check_start(
         places = gathered.reshape(comm.size, -1)[:, 0].tolist()
         raise RankMismatchError(
             f"rank 0 continues {_said(places[0])}, rank {rank} {_said(places[rank])}: load a checkpoint on all ranks, "
-            "each its own of the same step, or one that was saved after flush()"
+            "each its own, or one that was saved after flush()"
         )
     raise RankMismatchError(
         f"parameter {plan.params[column - 1].name!r} has other weights on rank {rank} than on rank 0: call "
@@ -60,5 +58,4 @@ def check_start(
 
 
 def _said(place: float) -> str:
-    step, local_steps = int(place), round(place % 1 * PARTS)
-    return f"at step {step}" + (f" and {local_steps} local steps" if local_steps else "")
+    return f"at step {place:.0f}" if place.is_integer() else "in the first interval"
