@@ -31,8 +31,7 @@ class NormStatistics:
     def adopt(self) -> None:
         """What is shared is what this rank has now, but for statistics that a bad batch has spoilt."""
         for name, own in self.own.items():
-            if own.isfinite().all():
-                self.shared[name].copy_(own)
+            self.shared[name].copy_(self._sound(name, own))
 
     def average(self, comm: Communicator, metrics: Metrics) -> None:
         """What is shared is the mean over the ranks; all ranks call this.
@@ -42,7 +41,7 @@ class NormStatistics:
         """
         if not self.own:
             return
-        sent = [own if own.isfinite().all() else self.shared[name] for name, own in self.own.items()]
+        sent = [self._sound(name, own) for name, own in self.own.items()]
         dtype = torch.float64 if any(own.dtype == torch.float64 for own in sent) else torch.float32
         flat = torch.cat([own.detach().reshape(-1).to(dtype) for own in sent])
         with metrics.sending("dense"):
@@ -50,6 +49,10 @@ class NormStatistics:
         parts = torch.split(mean, [own.numel() for own in sent])
         for shared, part in zip(self.shared.values(), parts, strict=True):
             shared.copy_(part.view_as(shared))
+
+    def _sound(self, name: str, own: Tensor) -> Tensor:
+        """This rank's own where all of it is finite, without waiting for the device to tell."""
+        return torch.where(own.isfinite().all(), own, self.shared[name])
 
     @torch.no_grad()
     def restore(self) -> None:
