@@ -74,15 +74,15 @@ def train(comm: rp.comm.Communicator, policy: rp.Policy, upto: int, rate: Any = 
 
 
 def go_on(comm: Any, model: Any, optimizer: Any, start: int, upto: int, rate: Any = cosine) -> list[int]:
-    """After which steps something was sent."""
+    """After which steps values were sent; the first step has the ranks compare where they start."""
     sent = []
     for step, batch in zip(range(start, upto), batches(comm.rank, upto - start, start), strict=True):
         optimizer.param_groups[0]["lr"] = rate(step)
-        before = optimizer.stats()["bytes_sent"]
+        before = optimizer.stats()["bytes_values"]
         optimizer.zero_grad()
         loss_of(model, batch).backward()
         optimizer.step()
-        if optimizer.stats()["bytes_sent"] > before:
+        if optimizer.stats()["bytes_values"] > before:
             sent.append(step + 1)
     return sent
 

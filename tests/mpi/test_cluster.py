@@ -173,7 +173,8 @@ def test_launch_ends_as_a_whole(cluster: Cluster) -> None:
 def test_mpirun_ends_as_a_whole(cluster: Cluster) -> None:
     job = mpirun(cluster, 4, ["sh", "-c", "hostname; sleep 300"], timeout=4, output="capture")
     assert job.returncode == 124
-    assert sorted(job.output.split())[:4] == ["h0", "h1", "h2", "h3"]
+    # Among what launchers may say: once, under load, the output began with a warning.
+    assert {"h0", "h1", "h2", "h3"} <= set(job.output.split()), job.output
     assert not cluster.processes()
 
 
