@@ -74,15 +74,20 @@ def train(comm: rp.comm.Communicator, policy: rp.Policy, upto: int, rate: Any = 
 
 
 def go_on(comm: Any, model: Any, optimizer: Any, start: int, upto: int, rate: Any = cosine) -> list[int]:
-    """After which steps values were sent; the first step has the ranks compare where they start."""
+    """After which steps weights were exchanged; the first step has the ranks compare where they start."""
+
+    def bytes_exchanged() -> float:
+        stats = optimizer.stats()
+        return float(stats["bytes_values"] + stats["bytes_dense"])
+
     sent = []
     for step, batch in zip(range(start, upto), batches(comm.rank, upto - start, start), strict=True):
         optimizer.param_groups[0]["lr"] = rate(step)
-        before = optimizer.stats()["bytes_values"]
+        before = bytes_exchanged()
         optimizer.zero_grad()
         loss_of(model, batch).backward()
         optimizer.step()
-        if optimizer.stats()["bytes_values"] > before:
+        if bytes_exchanged() > before:
             sent.append(step + 1)
     return sent
 
