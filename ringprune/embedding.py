@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from contextlib import suppress
+from threading import Lock
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -26,6 +27,9 @@ BLOCK = 1 << 16
 
 _embeddings: "WeakSet[ShardedEmbedding]" = WeakSet()
 """All that there are: an optimizer knows only their weights."""
+
+_embeddings_lock = Lock()
+"""Held while they are added to or looked through: simulated ranks are threads."""
 
 
 class ShardedEmbedding(nn.Module):
@@ -105,7 +109,7 @@ class ShardedEmbedding(nn.Module):
         shape = (len(self._owned()), self.embedding_dim)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.reset_parameters(first)
-        _embeddings.add(self)
+        _remember(self)
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **options: Any) -> "ShardedEmbedding":
@@ -264,7 +268,7 @@ class ShardedEmbedding(nn.Module):
         made = type(self).__new__(type(self))
         memo[id(self)] = made
         made.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        _embeddings.add(made)
+        _remember(made)
         return made
 
 
@@ -283,9 +287,15 @@ def _communicator(comm: Any) -> Communicator:
     return made
 
 
+def _remember(embedding: ShardedEmbedding) -> None:
+    with _embeddings_lock:
+        _embeddings.add(embedding)
+
+
 def embedding_of(param: Tensor) -> ShardedEmbedding | None:
     """The sharded embedding whose weight ``param`` is; None where it is that of none."""
-    return next((embedding for embedding in _embeddings if embedding.weight is param), None)
+    with _embeddings_lock:
+        return next((embedding for embedding in _embeddings if embedding.weight is param), None)
 
 
 class _Pull(torch.autograd.Function):

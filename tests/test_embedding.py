@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import ringprune as rp
+from ringprune.embedding import embedding_of
 from ringprune.sharding import Owners
 
 # torch's own Adagrad and SparseAdam do not say whether they want the check.
@@ -261,6 +262,38 @@ def test_gradients_of_16_bit_tables_are_added_in_float32(dtype: torch.dtype, hie
         torch.testing.assert_close(grad[5:8, 0], torch.tensor(expected).to(dtype), rtol=rtol, atol=0.0)
 
     rp.simulate(5, rank, timeout=20, ranks_per_node=2)
+
+
+@pytest.mark.parametrize("values", ["fp32", "fp16", "bf16"])
+def test_rows_of_64_bits_come_to_all_ranks_of_a_node(values: str) -> None:
+    """Those that do not own any took rows that had travelled in 16 bits for float64, and over MPI read them so."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        table = sharded(comm, hierarchical=True, values=values, dtype=torch.float64)
+        indices = torch.tensor([5 + comm.rank, 2, 4])
+        expected = table.gathered()[indices]
+        found = table(indices)
+        assert found.dtype == torch.float64
+        near = 0.0 if values == "fp32" else torch.finfo({"fp16": torch.float16, "bf16": torch.bfloat16}[values]).eps
+        torch.testing.assert_close(found.detach(), expected, rtol=near, atol=0.0)
+        found.sum().backward()
+        assert table.weight.grad is not None
+        assert table.gather(table.weight.grad)[4, 0] == 1.0
+
+    rp.simulate(4, rank, timeout=60, ranks_per_node=2)
+
+
+def test_tables_are_made_on_one_rank_while_another_looks_for_its_own() -> None:
+    """Simulated ranks are threads; with some tens of tables they met "Set changed size during iteration"."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        table, made = sharded(comm), []
+        for _ in range(2000):
+            assert embedding_of(table.weight) is table
+            if comm.rank % 2:
+                made.append(copy.deepcopy(table))
+
+    rp.simulate(4, rank, timeout=60)
 
 
 def test_op_sum() -> None:

@@ -316,7 +316,9 @@ def _new_group(like: Any, timeout: float | None, ranks: list[int] | None = None)
 
 def _moved(tensor: Tensor) -> Tensor:
     """The tensor's memory as bytes."""
-    return tensor.detach().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().reshape(-1)
+    # An empty one made of a NumPy array has a stride of 0, of which torch makes no view.
+    return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)
 
 
 def _bytes_of(call: Call, rows: tuple[int, ...] | None, tensor: Tensor) -> list[int]:

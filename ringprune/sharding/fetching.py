@@ -123,7 +123,12 @@ class RowMessages:
         message = message_of(tensor.to(self._dtype))
         name = f"{self._name}, {what}"
         got = self._comm.alltoall(message, splits=splits, received=received, name=name).wait().view(self._dtype)
-        return got.float() if self._dtype.itemsize == 2 else got
+        return got.to(arrived(self._dtype))
+
+
+def arrived(dtype: torch.dtype) -> torch.dtype:
+    """In which dtype rows are that have travelled in ``dtype``: wide enough to be added."""
+    return torch.float32 if dtype.itemsize == 2 else dtype
 
 
 def message_of(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ringprune.comm.communicator import Communicator, Nodes
-from ringprune.sharding.fetching import Request, RowMessages, message_of, refused
+from ringprune.sharding.fetching import Request, RowMessages, arrived, message_of, refused
 
 __all__ = ["NodeMessages", "NodeRequest"]
 
@@ -36,11 +36,15 @@ class NodeMessages:
         comm: all ranks.
         nodes: the same, divided by node.
         across: the table's messages between the first ranks; None on all others.
+        dtype: in which rows travel between these.
         name: what errors call the table.
     """
 
-    def __init__(self, comm: Communicator, nodes: Nodes, across: RowMessages | None, name: str) -> None:
+    def __init__(
+        self, comm: Communicator, nodes: Nodes, across: RowMessages | None, dtype: torch.dtype, name: str
+    ) -> None:
         self._comm, self._local, self._across, self._name = comm, nodes.local, across, name
+        self._dtype = arrived(dtype)
         self._share = nodes.count / comm.size  # a node's sums are sent as large as a rank's gradients
 
     def ask(self, rows: Tensor, problem: str | None = None) -> NodeRequest:
@@ -64,8 +68,7 @@ class NodeMessages:
         if self._across is not None and request.across is not None:
             rows = self._across.pull(request.across, own)
         else:
-            wide = torch.float32 if own.dtype.itemsize == 2 else own.dtype
-            rows = own.new_empty(request.count, *own.shape[1:], dtype=wide)
+            rows = own.new_empty(request.count, *own.shape[1:], dtype=self._dtype)
         rows = self._local.broadcast(rows, 0, name=f"{self._name}, rows in the node").wait()
         return rows.index_select(0, request.own)
 

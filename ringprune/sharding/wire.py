@@ -43,7 +43,7 @@ class Wire:
         if nodes is None:
             return RowMessages(self.comm, owners, dtype, NAME)
         between = None if nodes.across is None else RowMessages(nodes.across, owners, dtype, NAME)
-        return NodeMessages(self.comm, nodes, between, NAME)
+        return NodeMessages(self.comm, nodes, between, dtype, NAME)
 
     def bytes_sent(self) -> tuple[float, float]:
         """What this rank has sent to others, and inside its node where that is told apart."""

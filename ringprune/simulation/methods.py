@@ -65,6 +65,7 @@ def budget_name(budget: float) -> str:
 
 _IWP = "iwp:roots=all,local_steps=4,local_steps.momentum=shared,values=book4,dense_values=int8"
 _SELDOM = _IWP.replace("local_steps=4", "local_steps=16")
+_WHOLE_SELDOM = "iwp:density=1,local_steps=4,local_steps.momentum=shared,values=book4,dense_values=int8"
 _WHOLE = (
     "iwp:density=1,local_steps=2,local_steps.momentum=shared,local_steps.growth=1.3,values=book2,dense_values=book2"
 )
@@ -75,7 +76,7 @@ METHODS = (
         "iwp",
         _IWP,
         "IWP as recommended so far",
-        other={"gpt-adamw": _WHOLE, "digits 1/300": _SELDOM, "digits 1/600": _SELDOM},
+        other={"gpt-adamw": _WHOLE, "digits 1/300": _SELDOM, "digits 1/600": _WHOLE_SELDOM},
     ),
     Method("iwp-raw", f"{_IWP},damping=0", "the same pruning with the raw ratio g/w"),
     Method("dgc", "dgc:dense_values=int8", "Deep Gradient Compression, allgather"),

@@ -6,6 +6,7 @@ Each check takes a communicator and is called by all its ranks together. Expecte
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -198,6 +199,14 @@ def empty_tensors_and_scalars(comm: Communicator) -> None:
     assert comm.allgather(torch.empty(0, 3), name="g").wait().shape == (0, 3)
     assert comm.allgather(torch.empty(2, 0), name="h").wait().shape == (2 * comm.size, 0)
     assert comm.alltoall(torch.empty(0), name="t").wait().numel() == 0
+    of_numpy = torch.from_numpy(np.empty(0, np.int32))  # with a stride of 0
+    assert comm.broadcast(of_numpy, 0, name="n").wait().numel() == 0
+    # One rank sends nothing to anybody, as where its entries are all its own.
+    sent, first = (torch.ones(1, dtype=torch.int32), 1) if comm.rank else (of_numpy, 0)
+    splits = [first] + [0] * (comm.size - 1)
+    received = [0] * comm.size if comm.rank else [0] + [1] * (comm.size - 1)
+    found = comm.alltoall(sent, splits=splits, received=received, name="o").wait()
+    assert found.numel() == (0 if comm.rank else comm.size - 1)
     assert comm.allreduce(torch.tensor(1.0), name="s").wait().item() == comm.size
     assert comm.broadcast(torch.tensor(comm.rank), comm.size - 1, name="r").wait().item() == comm.size - 1
 
