@@ -9,13 +9,15 @@ from torch import Tensor
 
 from ringprune.errors import CheckpointError
 
-__all__ = ["FORMAT", "Origin", "check_origin", "check_tensors", "copy", "save", "without_kept"]
+__all__ = ["FORMAT", "Origin", "check_origin", "check_tensors", "copy", "divide_sums", "save", "without_kept"]
 
 FORMAT = 2
 KEPT = ("residual", "velocity", "rms", "core", "relevance", "estimate", "age", "guard")
 """What only ranks that keep something back have."""
 ANEW = ("guard", "overlap", "pace")
 """What may be missing, and then begins anew, at zero."""
+OF_SUMS = ("velocity", "estimate")
+"""What a flushed checkpoint has as the ranks' mean: where they exchange sums, the sum over their number."""
 
 Tensors = Mapping[str, Mapping[str, Tensor]]
 
@@ -118,6 +120,13 @@ def copy(saved: Tensors, state: Tensors) -> None:
     with torch.no_grad():
         for key, tensor in _flat(state).items():
             tensor.copy_(have[key] if key in have else torch.zeros_like(tensor))
+
+
+def divide_sums(state: Tensors, before: int, now: int) -> None:
+    """What each of ``before`` ranks had of a sum, in place, to what each of ``now`` ranks has of it."""
+    for entry in state.values():
+        for kind in entry.keys() & set(OF_SUMS):
+            entry[kind].mul_(before / now)
 
 
 def _flat(state: Tensors) -> dict[str, Tensor]:

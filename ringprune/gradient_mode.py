@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ringprune import momentum
-from ringprune.checkpoint import Origin
+from ringprune.checkpoint import Origin, divide_sums
 from ringprune.embedding import any_embeddings
 from ringprune.errors import NonFiniteGradientError, RankMismatchError, UsageError
 from ringprune.mode import Mode, Parts
@@ -246,8 +246,8 @@ class GradientMode(Mode):
                 param.grad = output
 
     def _check_halves(self) -> None:
-        grads = [None if p.grad is None or p.grad.is_sparse else p.grad for p in self.params]
-        check_halves((s.name, grad) for s, grad in zip(self._specs, grads, strict=True) if grad is not None)
+        held = [(spec.name, param.grad) for spec, param in zip(self._specs, self.params, strict=True)]
+        check_halves((name, _entries([grad])[0]) for name, grad in held if grad is not None)
 
     def close(self, *, flushed: bool = False) -> None:
         """Stop watching the parameters. SGD has its momentum again, as far as that is the same on all ranks."""
@@ -377,6 +377,8 @@ class GradientMode(Mode):
 
     def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], origin: Origin) -> None:
         """The state was overwritten from the checkpoint that ``origin`` tells about."""
+        if not self._average and origin.size != self._comm.size:
+            divide_sums(self.exchange.state(), origin.size, self._comm.size)
         super().resumed(saved, origin)
         if self._momentum is not None:
             self._momentum.resumed({name for name, kinds in saved.items() if "momentum" in kinds}, origin.step)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ringprune.embedding import ShardedEmbedding, embedding_of
+from ringprune.errors import CheckpointError
 
 __all__ = ["load", "save"]
 
@@ -24,10 +25,20 @@ def save(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 
 def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load what :func:`save` made, on however many ranks: of whole tables, this rank's share."""
+    """Load what :func:`save` made, on however many ranks: of whole tables, this rank's share.
+
+    Raises:
+        CheckpointError: it has state of a table of another shape; nothing was changed.
+    """
     kept = dict(state["state"])
     for number, embedding in _sharded(optimizer, kept):
         whole = (embedding.num_embeddings, embedding.embedding_dim)
+        for kind, value in kept[number].items():
+            if isinstance(value, Tensor) and not _fits(value, whole):
+                raise CheckpointError(
+                    f"the checkpoint does not fit this model: {kind!r} of parameter {number}, a ShardedEmbedding with "
+                    f"{whole[0]:,} rows of {whole[1]}, has shape {list(value.shape)}"
+                )
         kept[number] = {
             kind: _share(embedding, value) if _per_row(value, whole) else value for kind, value in kept[number].items()
         }
@@ -37,6 +48,11 @@ def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
 def _per_row(value: Any, shape: tuple[int, ...]) -> bool:
     """Whether it holds something for each entry, or for each row, of a table of that shape."""
     return isinstance(value, Tensor) and tuple(value.shape) in (tuple(shape), (shape[0], 1))
+
+
+def _fits(value: Tensor, whole: tuple[int, ...]) -> bool:
+    """Whether it may be of a table of that shape: of entries, rows, columns, or the table."""
+    return value.dim() != len(whole) or all(n in (1, m) for n, m in zip(value.shape, whole, strict=True))
 
 
 def _gathered(embedding: ShardedEmbedding, own: Tensor) -> Tensor:

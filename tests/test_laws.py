@@ -1,5 +1,6 @@
 """The laws of an exchange, on simulated ranks; tests/mpi holds them on real ones."""
 
+import copy
 import dataclasses
 import math
 from dataclasses import replace
@@ -398,6 +399,39 @@ def test_a_flushed_checkpoint_of_any_rank_serves_any_number_of_ranks() -> None:
 
     results = rp.simulate(2, load)
     assert same_bytes(*results)
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        rp.IWP(1.0, min_numel=1),
+        rp.IWP(0.5, min_numel=1, mask_velocity=False),
+        replace(rp.IWP(1.0, min_numel=1, correction="global"), smoothing=0.5),
+    ],
+)
+def test_sums_go_on_the_same_on_another_number_of_ranks(policy: rp.policies.Policy, size: int) -> None:
+    """What ranks have of a sum depends on their number: velocities counted as often as there are ranks."""
+
+    def train(comm: rp.comm.Communicator, steps: int, begun: Any = None) -> tuple[Any, Any]:
+        model = nn.Linear(40, 30, bias=False)
+        nn.init.zeros_(model.weight)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer = rp.DistributedOptimizer(inner, model.named_parameters(), policy=policy, comm=comm, op="sum")
+        if begun:
+            model.load_state_dict(begun[0])
+            optimizer.load_state_dict(copy.deepcopy(begun[1]))
+        for _ in range(steps):
+            optimizer.zero_grad()
+            (model.weight.sum() / comm.size).backward()  # the sum is one, on any number of ranks
+            optimizer.step()
+        optimizer.flush()
+        return copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+
+    begun = rp.simulate(2, lambda comm: train(comm, 3))[0]
+    expected = rp.simulate(2, lambda comm: train(comm, 3, begun))[0][0]["weight"]
+    for model, _ in rp.simulate(size, lambda comm: train(comm, 3, begun)):
+        torch.testing.assert_close(model["weight"], expected, rtol=8 * EPS, atol=0.0)
 
 
 # -- 7. one rank's bad input ------------------------------------------------------------------------------------------

@@ -103,6 +103,16 @@ def test_a_run_that_was_killed_has_what_it_had(tmp_path: Path, capsys: pytest.Ca
     assert main(["report", str(path), "--plot", str(tmp_path / "one.png")]) == 0
 
 
+LINE = '{"calls": 4, "elapsed_seconds": 1.5, "values": {"loss": 0.25}, "stats": {"bytes_sent": 3.5}}\n'
+
+
+def test_blank_lines_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.jsonl"
+    path.write_text(LINE.replace(": 4", ": 0") + "\n" + LINE + "\r\n\n")
+    (row,) = report(capsys, str(path))
+    assert row["steps"] == 4 and row["values"] == {"loss": 0.25}
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -112,6 +122,11 @@ def test_a_run_that_was_killed_has_what_it_had(tmp_path: Path, capsys: pytest.Ca
         ('{"calls": 1}\n', "line 1: not a line of ringprune.StatsLog"),
         ("not json\n{}\n", "line 1: not JSON"),
         ("\x00\n", "line 1: not JSON"),
+        ("[" * 100_000 + "\n", "line 1: not JSON"),
+        (LINE + LINE.replace("3.5", '"x"'), "line 2: not a line of ringprune.StatsLog"),
+        (LINE + LINE.replace("0.25", "null"), "line 2: not a line of ringprune.StatsLog"),
+        (LINE.replace("1.5", "true"), "line 1: not a line of ringprune.StatsLog"),
+        (LINE.replace(": 4", ": 20") + LINE, "line 2: call 4 after call 20, so that it holds several runs"),
     ],
 )
 def test_a_file_that_is_none_is_named(

@@ -11,7 +11,7 @@ __all__ = ["Line", "Row", "read", "row_of"]
 Line = dict[str, Any]
 Row = dict[str, Any]
 
-KEYS = {"calls": int, "elapsed_seconds": float, "values": dict, "stats": dict}
+NUMBERS, TABLES = ("calls", "elapsed_seconds"), ("values", "stats")  # tables are of numbers
 
 
 def read(path: Path) -> list[Line]:
@@ -21,24 +21,38 @@ def read(path: Path) -> list[Line]:
         ConfigurationError: it cannot be read, or is no such file; names the line.
     """
     try:
-        texts = path.read_text().splitlines()
+        texts = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     lines: list[Line] = []
     for number, text in enumerate(texts, start=1):
+        if not text.strip():
+            continue
         try:
             line = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             if number == len(texts) and lines:
                 break
             raise ConfigurationError(f"{path}, line {number}: not JSON ({error})") from error
-        if not isinstance(line, dict) or any(not isinstance(line.get(key), kind) for key, kind in KEYS.items()):
-            wanted = ", ".join(KEYS)
+        if not _is_line(line):
+            wanted = ", ".join((*NUMBERS, *TABLES))
             raise ConfigurationError(f"{path}, line {number}: not a line of ringprune.StatsLog ({wanted})")
+        if lines and line["calls"] < lines[-1]["calls"]:
+            raise ConfigurationError(
+                f"{path}, line {number}: call {line['calls']:,} after call {lines[-1]['calls']:,}, so that it holds "
+                "several runs; give each a file of its own"
+            )
         lines.append(line)
     if not lines:
         raise ConfigurationError(f"{path}: no line of ringprune.StatsLog")
     return lines
+
+
+def _is_line(line: Any) -> bool:
+    if not isinstance(line, dict) or not all(isinstance(line.get(key), dict) for key in TABLES):
+        return False
+    numbers = [*(line.get(key) for key in NUMBERS), *(value for key in TABLES for value in line[key].values())]
+    return all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
 
 
 def row_of(path: Path, lines: list[Line]) -> Row:

@@ -28,6 +28,8 @@ BEYOND_FLOAT16 = np.uint32(143 << 23)
 HALF = np.float32(0.5)
 HALF_BITS = np.uint32(0x3F000000)
 DENORMAL_BASE = np.float32(2.0**-14)
+LARGEST_SCALE = np.float32(2.0**113)
+BELOW_LARGEST = np.uint32((142 << 23) - (1 << 13))  # times LARGEST_SCALE the largest that is finite
 
 
 @compiled
@@ -71,7 +73,7 @@ def from_bfloat16(codes: Array, values: Array, add: bool) -> None:
 
 @compiled
 def to_float16(values: Array, scale: Number, inverse: Number, codes: Array, rest: Array) -> None:
-    """Scale and round to nearest, ties to even.
+    """Scale and round to nearest, ties to even; finite stays finite.
 
     Args:
         values: float32, shape ``(n,)``.
@@ -80,12 +82,13 @@ def to_float16(values: Array, scale: Number, inverse: Number, codes: Array, rest
         codes: uint16, shape ``(n,)``; overwritten with the bits of float16.
         rest: float32, shape ``(n,)``; overwritten with what rounding dropped. May be ``values``.
     """
+    most = BELOW_LARGEST if inverse == LARGEST_SCALE else INFINITY
     for i in range(values.size):
         value = values[i]
         bits = bits_of(value * scale)
         magnitude = bits & MAGNITUDE
         odd = (magnitude >> np.uint32(13)) & np.uint32(1)
-        normal = (magnitude + np.uint32(0xFFF) + odd) & np.uint32(0xFFFFE000)
+        normal = min((magnitude + np.uint32(0xFFF) + odd) & np.uint32(0xFFFFE000), most)
         shifted = float_of(magnitude) + HALF
         small = magnitude < SMALLEST_NORMAL
         code = bits_of(shifted) - HALF_BITS if small else (normal - MOVED) >> np.uint32(13)
