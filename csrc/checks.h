@@ -189,6 +189,13 @@ inline void check_take_apart(const char* op, const at::Tensor& residual, const s
   check_overlap({op, "velocity"}, *velocity, {op, "indices"}, indices);
 }
 
+// Refuses a residual that shares memory with what is given back to it.
+inline void check_give_back_apart(const char* op, const at::Tensor& residual, const at::Tensor& indices,
+                                  const at::Tensor& values) {
+  check_overlap({op, "residual"}, residual, {op, "indices"}, indices);
+  check_overlap({op, "residual"}, residual, {op, "values"}, values);
+}
+
 // Tells autograd that the tensor has changed, as torch's own in-place ops do.
 inline void mark_written(const at::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();

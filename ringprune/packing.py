@@ -44,7 +44,7 @@ def give_back(residual: Tensor, indices: Tensor | None, rest: Tensor) -> None:
     if indices is None:
         residual.copy_(rest)
     else:
-        residual.index_put_((indices,), rest)  # twice as fast as index_copy_ on a CPU
+        ops.give_back(residual, indices, rest)
 
 
 def unpack(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:

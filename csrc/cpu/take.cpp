@@ -6,14 +6,12 @@
 
 #include "../checks.h"
 #include "../tensors.h"
+#include "scattered.h"
 
 namespace ringprune {
 namespace {
 
 constexpr const char* kOp = "take";
-constexpr int64_t kAhead = 32;  // indices: far enough for their lines to arrive, near enough for them to stay
-// Indices worth a thread of their own: fewer than of contiguous entries, since each may wait for two lines of memory.
-constexpr int64_t kFewest = 2048;
 
 at::Tensor take(const at::Tensor& residual, const std::optional<at::Tensor>& velocity, const at::Tensor& indices,
                 at::IntArrayRef offsets) {

@@ -28,17 +28,19 @@ void launch_accumulate_select(cudaStream_t stream, const Bucket& bucket, const S
 // `counts` are zero before.
 void launch_count_nonfinite(cudaStream_t stream, const Parts& parts, int64_t* counts);
 
-template <class Score>
-void launch_importance(cudaStream_t stream, const Parts& parts, const float* residual, float* scores);
-
-void launch_select(cudaStream_t stream, const Bucket& bucket, const float* scores);
-
 // Positions of entries; those outside of [0, numel) are passed over.
 struct Indices {
   const int32_t* memory;
   int64_t count;
   int64_t numel;
 };
+
+void launch_give_back(cudaStream_t stream, const Indices& indices, const float* values, float* residual);
+
+template <class Score>
+void launch_importance(cudaStream_t stream, const Parts& parts, const float* residual, float* scores);
+
+void launch_select(cudaStream_t stream, const Bucket& bucket, const float* scores);
 
 void launch_put(cudaStream_t stream, const Table<Output>& outputs, const Indices& indices, const float* values);
 

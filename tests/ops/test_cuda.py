@@ -126,6 +126,8 @@ def test_indices_out_of_range_are_passed_over(device_kernels: Backend) -> None:
     assert values.tolist() == [2.0, 0.0, 0.0, 5.0, 6.0, 0.0, 0.0, 0.0]
     assert residual.tolist() == [1.0, 0.0, 3.0, 4.0, 0.0, 0.0, 7.0, 8.0]
     assert velocity.tolist() == [1.0, 0.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], "the second tensor is sent whole"
+    ops.give_back(residual, indices, values)
+    assert residual.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
     outputs = [torch.ones(4, device=to), torch.ones(4, device=to, dtype=torch.bfloat16)]
     ops.put(outputs, indices, values)
     assert torch.cat(outputs).tolist() == [0.0, 2.0, 0.0, 0.0, 5.0, 6.0, 0.0, 0.0]
@@ -148,6 +150,7 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         "accumulate": lambda: ops.accumulate([elsewhere], flat, None, residual_out=flat, velocity_out=None, **lists),
         "importance": lambda: ops.importance(flat, [elsewhere], score="ratio", parameters=[0.0]),
         "take": lambda: ops.take(flat, None, indices, [0, 5]),
+        "give_back": lambda: ops.give_back(flat, indices, torch.ones(2)),
         "put": lambda: ops.put([flat], indices, torch.ones(2)),
         "square_sum": lambda: ops.square_sum([flat, elsewhere]),
         "count_nonfinite": lambda: ops.count_nonfinite([flat, elsewhere]),
@@ -183,6 +186,7 @@ def test_captured_into_a_graph_and_replayed(cuda: str) -> None:
     with torch.cuda.graph(graph):  # an op that waits for the device, or copies from the host, ends the capture
         found = run(arguments, hints)
         values = ops.take(arguments["residual"], arguments["velocity"], found, offsets)
+        ops.give_back(arguments["residual"], found, torch.zeros_like(values))
         ops.put(outputs, found, values)
         sums = ops.square_sum(outputs)
         ops.count_nonfinite(outputs)

@@ -23,6 +23,7 @@ def test_a_bucket_goes_through_all_ops() -> None:
         scores = ops.importance(residual, weights, score="ratio", parameters=[0.1] * 3)
         indices = ops.select(scores, offsets, [2, 0, 5])
         values = ops.take(residual, velocity, indices, offsets)
+        ops.give_back(residual, indices, values)
         ops.put(weights, indices, values)
         shapes = [tuple(tensor.shape) for tensor in (scores, indices, values, ops.square_sum(weights))]
         dtypes = [tensor.dtype for tensor in (scores, indices, values, ops.square_sum(weights))]

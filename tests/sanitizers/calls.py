@@ -97,6 +97,13 @@ def take(values: Values, large: float) -> Iterator[Arguments]:
     yield {"residual": values.tensor(numel), "velocity": velocity, "indices": indices, "offsets": offsets}
 
 
+def give_back(values: Values, large: float) -> Iterator[Arguments]:
+    """Values at some indices."""
+    residual = values.tensor(values.numel(large))
+    indices = values.ascending(residual.numel())
+    yield {"residual": residual, "indices": indices, "values": values.tensor(indices.numel())}
+
+
 def put(values: Values, large: float) -> Iterator[Arguments]:
     """Outputs hold anything before."""
     outputs = _tensors(values, large, streamed=0.02)
@@ -115,6 +122,7 @@ GENERATORS: dict[str, Callable[[Values, float], Iterator[Arguments]]] = {
     "importance": importance,
     "select": select,
     "take": take,
+    "give_back": give_back,
     "put": put,
     "square_sum": tensors_alone,
     "count_nonfinite": tensors_alone,

@@ -17,12 +17,14 @@ Break: TypeAlias = Callable[[Values, str, Any], Any]
 
 LISTS = ("grads", "weights", "outputs", "tensors")
 FREE_LENGTH = ("outputs", "tensors", "indices")  # one more or less is another call that works
+STILL_FITS = (("take", "velocity", "missing"), ("give_back", "residual", "length"))
 NUMBERS = ("factors", "momentum", "parameters")
 # What is written, and what it must not share memory with.
 APART = {
     "accumulate": ("residual_out residual", "residual_out velocity", "residual_out grads", "velocity_out residual"),
     "accumulate_select": ("residual_out weights", "velocity_out grads", "residual_out hints", "hints tally"),
     "take": ("residual velocity", "residual indices", "velocity indices"),
+    "give_back": ("residual indices", "residual values"),
     "put": ("outputs indices", "outputs values", "outputs outputs"),
 }
 
@@ -162,7 +164,7 @@ def refuse(op: str, arguments: Arguments, values: Values, counter: Counter[str])
         name, kind = values.choice.choice(list(arguments)), values.choice.choice(list(BREAKS))
         broken = None if arguments[name] is None else BREAKS[kind](values, name, arguments[name])
         changed = None if broken is None else arguments | {name: None if kind == "missing" else broken}
-        if op == "take" and name == "velocity" and kind == "missing":
+        if (op, name, kind) in STILL_FITS:
             return
     if changed is None:
         return
