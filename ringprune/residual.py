@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ringprune import ops
+from ringprune import ops, pages
 from ringprune.validation import real_number
 
 __all__ = ["Clipping", "Correction", "Residual", "Selecting"]
@@ -125,13 +125,13 @@ class Residual:
         low_pass: float = 1.0,
     ) -> None:
         self.hints = ops.Hints.none(tensors, device)
-        self.residual = torch.zeros(numel, dtype=torch.float32, device=device)
-        self.velocity = torch.zeros(numel, dtype=torch.float32, device=device) if velocity else None
+        self.residual = pages.zeros(numel, device)
+        self.velocity = pages.zeros(numel, device) if velocity else None
         self.expected: Tensor | None = None
         self._spare, self._low_pass = spare, low_pass
         apart = spare or low_pass < 1
-        self.next_residual = torch.empty_like(self.residual) if apart else self.residual
-        self.next_velocity = torch.empty_like(self.velocity) if spare and self.velocity is not None else self.velocity
+        self.next_residual = pages.empty(numel, device) if apart else self.residual
+        self.next_velocity = pages.empty(numel, device) if spare and velocity else self.velocity
 
     def _begin(self) -> Tensor:
         """The residual that a step begins from."""

@@ -7,7 +7,7 @@
             +---> comm/<x>    +--> comm/communicator <+   (the protocol only)
         prediction: what a policy would take; importable by policies and all above them
     leaves, importable by all: errors, plan, slicing, metrics, compiled, counter_rng, validation, readers, guard,
-    row_sets, memory
+    row_sets, memory, pages
 """
 
 import ast
@@ -18,6 +18,7 @@ __all__ = ["broken_imports", "broken_style", "layer_of"]
 LEAVES = {"errors", "plan", "slicing", "metrics", "compiled", "counter_rng", "validation", "readers", "guard"} | {
     "row_sets",
     "memory",
+    "pages",
 }
 STAGES = {"residual", "importance", "selection", "agreement", "packing", "wire", "reduction"} | {
     "local_steps",

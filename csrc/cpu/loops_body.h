@@ -24,7 +24,7 @@ inline float change(const Run& run, int64_t i) {
 }
 
 // Entries whose results go past the caches together: their stores have to overlap with the reads of the next ones.
-constexpr int64_t kPiece = 64;
+constexpr int64_t kPiece = 128;
 
 // Calls body(run, i) for the pieces of a run that begin at entry i, and stores their results past the caches.
 template <class Body>

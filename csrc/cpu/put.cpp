@@ -29,15 +29,18 @@ void put(at::TensorList outputs, const at::Tensor& indices, const at::Tensor& va
         using scalar_t = decltype(zero);
         const bool streams = numel >= kStreamed && std::is_same_v<scalar_t, float>;
         scalar_t* output = outputs[tensor].mutable_data_ptr<scalar_t>();
-        alignas(64) std::array<scalar_t, kBlock> room;
+        alignas(64) std::array<scalar_t, kBlock> room{};  // zeros but for the values of the block at hand
         const int32_t* i = std::lower_bound(index, index_end, lo);
         for_each_block(lo, hi, [&](int64_t at, int64_t entries) {
           scalar_t* place = output + (at - offsets[tensor]);
           scalar_t* to = streams ? room.data() : place;
-          std::fill(to, to + entries, zero);
+          if (!streams) std::fill(to, to + entries, zero);
+          const int32_t* first = i;
           for (; i != index_end && *i < at + entries; ++i) to[*i - at] = static_cast<scalar_t>(value[i - index]);
           if constexpr (std::is_same_v<scalar_t, float>) {
-            if (streams) loop.stream(to, entries, place);
+            if (!streams) return;
+            loop.stream(to, entries, place);
+            for (; first != i; ++first) to[*first - at] = zero;
           }
         });
       });
