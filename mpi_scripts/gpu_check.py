@@ -84,6 +84,7 @@ def one_step(device: str, sizes: list[int], density: float, steps: int) -> list[
         again = ops.select(scores, offsets, [n // 3 for n in sizes])
         mine = found[found >= 0]
         values = ops.take(residual, velocity, mine, offsets)
+        ops.give_back(residual, mine, values / 256)  # about what rounding to 8 bits drops
         outputs = [shifted(torch.empty_like(weight), i % 4) for i, weight in enumerate(weights)]
         ops.put(outputs, mine, values)
         kept += [found, nonfinite, scores, again, values, ops.square_sum(grads), ops.count_nonfinite(grads), *outputs]

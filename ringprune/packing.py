@@ -38,8 +38,8 @@ def give_back(residual: Tensor, indices: Tensor | None, rest: Tensor) -> None:
 
     Args:
         residual: float32, shape ``(n,)``; changed.
-        indices: int32, where the values were taken; None where all of them were.
-        rest: float32, one per value.
+        indices: int32, ascending, where the values were taken; None where all of them were.
+        rest: float32, one per value, in memory of its own.
     """
     if indices is None:
         residual.copy_(rest)

@@ -1,7 +1,8 @@
 """Memory for state that passes read from end to end: on large pages, where the system has them for who asks.
 
 A processor fetches ahead inside a page and keeps few of their addresses. On pages of 2 MiB instead of 4 KiB a pass over
-residual and velocity is a tenth faster, and so are the values taken out of them (docs/benchmarks.md).
+residual and velocity is about a tenth faster. After a fork, as for a DataLoader's workers, the system divides a page
+that is written to into small ones, and joins them in its own time: until then it is as fast as without.
 """
 
 import ctypes
@@ -22,7 +23,7 @@ def empty(numel: int, device: torch.device) -> Tensor:
     """float32, shape ``(numel,)``, on ``device``; in CPU memory on large pages as far as whole ones fit into it."""
     room = torch.empty(numel, dtype=torch.float32, device=device)
     advise = _madvise()
-    if room.device.type == "cpu" and advise is not None:
+    if type(room) is Tensor and room.device.type == "cpu" and advise is not None:  # a fake tensor has no memory
         begin = -(-room.data_ptr() // LARGE) * LARGE
         size = (room.data_ptr() + room.nbytes) // LARGE * LARGE - begin
         if size > 0:
@@ -32,7 +33,7 @@ def empty(numel: int, device: torch.device) -> Tensor:
 
 def zeros(numel: int, device: torch.device) -> Tensor:
     """The same, zeros."""
-    return empty(numel, device).zero_()  # asked before the first touch, which decides
+    return empty(numel, device).zero_()  # asked before the first touch, as a rule: that is what decides
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,14 +1,31 @@
 """State on large pages: ordinary tensors whatever the system says, and advice for nothing but their own memory."""
 
 import mmap
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ringprune import pages
+from ringprune.residual import Residual
 
 CPU = torch.device("cpu")
+SMAPS, ENABLED = Path("/proc/self/smaps"), Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+def flags_at(address: int) -> list[str]:
+    """What the kernel notes of the mapping that an address lies in; ``hg`` is: large pages were asked for."""
+    inside = False
+    for line in SMAPS.read_text().splitlines():
+        bounds = re.match("([0-9a-f]+)-([0-9a-f]+) ", line)
+        if bounds:
+            inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    return []
 
 
 @pytest.mark.parametrize("numel", [0, 1, pages.LARGE // 4, 3 * pages.LARGE // 4 + 1, 4 * pages.LARGE])
@@ -33,6 +50,23 @@ def test_advice_is_for_whole_pages_inside_the_tensor(numel: int, monkeypatch: py
         assert begin <= start < start + size <= end
     whole = end // pages.LARGE - -(-begin // pages.LARGE)
     assert sum(size for _, size, _ in given) == max(whole, 0) * pages.LARGE
+
+
+@pytest.mark.skipif(not SMAPS.exists(), reason="this system does not tell what was advised")
+def test_residual_and_velocity_are_advised() -> None:
+    if not ENABLED.exists() or "[never]" in ENABLED.read_text():
+        pytest.skip("this system has no large pages to give")
+    state = Residual(1, 4 * pages.LARGE, velocity=True, spare=True, device=CPU)
+    for room in (state.residual, state.velocity, state.next_residual, state.next_velocity):
+        assert room is not None
+        assert "hg" in flags_at(room.data_ptr() + room.nbytes // 2)
+
+
+def test_fake_tensors_have_no_memory_to_advise_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The call was made on address 0."""
+    monkeypatch.setattr(pages, "_madvise", lambda: pytest.fail)
+    with FakeTensorMode():
+        assert pages.empty(4 * pages.LARGE, CPU).shape == (4 * pages.LARGE,)
 
 
 @pytest.mark.parametrize("call", [None, lambda *arguments: -1], ids=["no such call", "refused"])

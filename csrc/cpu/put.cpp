@@ -29,7 +29,8 @@ void put(at::TensorList outputs, const at::Tensor& indices, const at::Tensor& va
         using scalar_t = decltype(zero);
         const bool streams = numel >= kStreamed && std::is_same_v<scalar_t, float>;
         scalar_t* output = outputs[tensor].mutable_data_ptr<scalar_t>();
-        alignas(64) std::array<scalar_t, kBlock> room{};  // zeros but for the values of the block at hand
+        alignas(64) std::array<scalar_t, kBlock> room;  // zeros but for the values of the block at hand
+        if (streams) room.fill(zero);
         const int32_t* i = std::lower_bound(index, index_end, lo);
         for_each_block(lo, hi, [&](int64_t at, int64_t entries) {
           scalar_t* place = output + (at - offsets[tensor]);

@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ringprune import importance, ops, selection
+from ringprune import importance, ops, pages, selection
 
 __all__ = ["MOMENTUM", "WARMUP", "Bucket", "Case"]
 
@@ -69,8 +69,9 @@ class Bucket:
         self._random = torch.Generator(device).manual_seed(seed)
         self.weight = self._normal()
         self.fresh, self.grad = torch.empty_like(self.weight), torch.empty_like(self.weight)
-        self.residual, self.velocity = torch.zeros_like(self.weight), torch.zeros_like(self.weight)
-        self.out_residual, self.out_velocity = torch.empty_like(self.weight), torch.empty_like(self.weight)
+        numel = self.weight.numel()
+        self.residual, self.velocity = pages.zeros(numel, device), pages.zeros(numel, device)  # as the wrapper's
+        self.out_residual, self.out_velocity = pages.empty(numel, device), pages.empty(numel, device)
         self.weights, self.grads = self._tensors(self.weight), self._tensors(self.grad)
         self._scales = torch.exp(2 * torch.randn(len(case.shapes), generator=self._random, device=device)).tolist()
         self._hints = ops.Hints.none(len(case.shapes), device)
