@@ -109,7 +109,8 @@ def check_tensors(saved: Tensors, state: Tensors) -> None:
     ]
     if missing or unexpected or misshaped:
         raise CheckpointError(
-            "the checkpoint does not fit this model and policy. "
+            "the checkpoint does not fit this model and policy; other policies, and other settings of one, keep other "
+            "things: load it under that with which it was saved. "
             f"Missing: {_listed(missing)}. Unexpected: {_listed(unexpected)}. Other shape: {_listed(misshaped)}"
         )
 

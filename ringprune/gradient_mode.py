@@ -10,7 +10,7 @@ from ringprune import momentum
 from ringprune.checkpoint import Origin, divide_sums
 from ringprune.embedding import any_embeddings
 from ringprune.errors import NonFiniteGradientError, RankMismatchError, UsageError
-from ringprune.mode import Mode, Parts
+from ringprune.mode import Mode, Parts, tell_of_rates
 from ringprune.packing import no_rows
 from ringprune.plan import Bucket
 from ringprune.residual import Correction
@@ -103,8 +103,9 @@ class GradientMode(Mode):
         for i in self._taken.changed():
             self._verdict.note_fault(
                 f"the gradient of {self._specs[i].name!r} was changed between backward() and step(), or by a hook that "
-                "was registered after the optimizer was wrapped, while it was exchanged. To clip each rank's own, use "
-                "the policy's clip_norm or wrap with overlap=False; change averages between synchronize() and step()"
+                "was registered after the optimizer was wrapped, while it was exchanged. To clip each rank's own, wrap "
+                "with overlap=False, or let the policy clip where it can (clip_norm of IWP, clip_norm_per_tensor of "
+                "IWP, DGC and OkTopk); change averages between synchronize() and step()"
             )
         self._taken.forget()
 
@@ -337,6 +338,8 @@ class GradientMode(Mode):
         rates = [groups[spec.group].get("lr") for spec, kept in zip(self._specs, keeps, strict=True) if kept]
         if any(rate == 0 for rate in rates):
             raise UsageError("flush() at learning rate 0 would lose what was held back: call it before a rate is 0")
+        if self._comm.rank == 0:
+            tell_of_rates(groups[spec.group] for spec, kept in zip(self._specs, keeps, strict=True) if kept)
         for kept, param in zip(keeps, self.params, strict=True):
             param.grad = torch.zeros_like(param, memory_format=torch.contiguous_format) if kept else None
         for embedding in self.embeddings.values():

@@ -1,7 +1,8 @@
 """What gradient mode and update mode have in common: the wrapped optimizer, the exchange, what ranks find out."""
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,7 +27,12 @@ from ringprune.scaling import LossScale
 from ringprune.slicing import SlicedPlan
 from ringprune.verdict import Verdict
 
-__all__ = ["Mode", "Parts", "Settings"]
+__all__ = ["Mode", "Parts", "Settings", "tell_of_rates"]
+
+HARMLESS = 0.1
+"""Share of its first learning rate at which a step of all that was kept back has cost nothing (docs/sharp-bits.md)."""
+
+_log = logging.getLogger("ringprune")
 
 
 @dataclass(frozen=True)
@@ -311,3 +317,16 @@ class Mode(ABC):
 
 def _entries(grad: Tensor) -> Tensor:
     return grad._values() if grad.is_sparse else grad  # not coalesced: NaN is NaN in any order
+
+
+def tell_of_rates(groups: Iterable[Mapping[str, Any]]) -> None:
+    """Warn where ``groups`` are about to make a step of all that was kept back at a rate as high as in training."""
+    rates = ((float(group.get("lr", 0.0)), float(group.get("initial_lr", group.get("lr", 0.0)))) for group in groups)
+    high = [rate for rate, first in rates if rate > HARMLESS * first]
+    if high:
+        _log.warning(
+            "flush() makes one step of all that was kept back, at learning rate %g. Unless the rate has fallen far "
+            "below its first, to a tenth or less by a schedule of torch, that step is far larger than others and can "
+            "cost accuracy: compare before and after. Running statistics of BatchNorm are those of before it",
+            max(high),
+        )

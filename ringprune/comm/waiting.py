@@ -101,6 +101,8 @@ class Waiter:
                 " hvd.join() does not go with sparse exchanges: every rank calls step() equally often, one that has "
                 "run out of batches after zero_grad()"
             )
+        elif "shut down" in str(error):
+            hint = " Another rank has ended or failed: all ranks call step() equally often"
         return CommunicatorError(f"{call} failed on rank {self.rank}: {error}{hint}")
 
     def finish_all(self, seconds: float) -> bool:
@@ -160,7 +162,7 @@ class Waiter:
         limit = "" if self.timeout is not None else "; connect(..., timeout=) makes an error of such a wait"
         _log.warning(
             "rank %d has waited for %s for %.0f s: another rank is slow, gone, or in a different collective. All ranks "
-            "call step() equally often, one without a batch zero_grad() and step()%s",
+            "call step() equally often, one without a batch zero_grad() and step(), all or none load_state_dict()%s",
             self.rank,
             call,
             seconds,

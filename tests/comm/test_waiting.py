@@ -53,6 +53,18 @@ def test_a_long_wait_is_told_again_and_again_at_twice_the_time(
     assert 1 <= len(told) <= 4, "after 10, 20, 40 and 80 ms, where the machine lets us ask"
     assert told[0].startswith('rank 0 has waited for "bucket 3 values" (allreduce of 1200 float32) for 0 s')
     assert "All ranks call step() equally often" in told[0] and "timeout=" in told[0]
+    assert "all or none load_state_dict()" in told[0]
+
+
+def test_a_rank_that_has_ended_is_answered_with_what_to_look_for() -> None:
+    """A rank with one step more than the others was told nothing but that Horovod had been shut down."""
+
+    def refused() -> bool:
+        raise ValueError("Horovod has been shut down. This was caused by an exception on one of the ranks.")
+
+    handle = waiter().handle(CALL, done=refused, result=lambda: TENSOR, kept=TENSOR)
+    with pytest.raises(CommunicatorError, match=r"all ranks call step\(\) equally often"):
+        handle.wait()
 
 
 def test_horovods_join_is_answered_with_what_to_do() -> None:

@@ -21,8 +21,8 @@ void give_back(const at::Tensor& residual, const at::Tensor& indices, const at::
   check_give_back_apart(kOp, residual, indices, values);
 
   const Session session(residual);
-  launch_give_back(session.stream(), {indices.const_data_ptr<int32_t>(), count, numel},
-                   values.const_data_ptr<float>(), residual.mutable_data_ptr<float>());
+  launch_give_back(session.stream(), {indices.const_data_ptr<int32_t>(), count, numel}, values.const_data_ptr<float>(),
+                   residual.mutable_data_ptr<float>());
   mark_written(residual);
 }
 
