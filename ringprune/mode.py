@@ -321,8 +321,8 @@ def _entries(grad: Tensor) -> Tensor:
 
 def tell_of_rates(groups: Iterable[Mapping[str, Any]]) -> None:
     """Warn where ``groups`` are about to make a step of all that was kept back at a rate as high as in training."""
-    rates = ((float(group.get("lr", 0.0)), float(group.get("initial_lr", group.get("lr", 0.0)))) for group in groups)
-    high = [rate for rate, first in rates if rate > HARMLESS * first]
+    rates = [(float(group["lr"]), group) for group in groups if group.get("lr") is not None]
+    high = [rate for rate, group in rates if rate > HARMLESS * float(group.get("initial_lr", rate))]
     if high:
         _log.warning(
             "flush() makes one step of all that was kept back, at learning rate %g. Unless the rate has fallen far "
