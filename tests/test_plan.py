@@ -1,6 +1,5 @@
 """The plan: how large its buckets are, and what the hand-shake tells of a difference."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ import ringprune as rp
 from ringprune.plan import ParamSpec, _narrowed
 from ringprune.planning import make_plan
 from ringprune.prediction.workload import flat
-from ringprune.routing import Named
 from tests.training import make_model, sgd, wrap
 
 
@@ -58,7 +56,6 @@ def test_of_a_long_fact_the_key_stays() -> None:
         (rp.IWP(0.03), 6),  # more would be left to be sent behind backward
         (rp.DGC(0.01), 6),  # each rank sends entries of its own
         (rp.Dense(), 6),
-        (replace(rp.IWP(0.01), routing=Named(frozenset("012"))), 6),  # some of them go whole
     ],
 )
 def test_buckets_of_which_little_is_sent_are_larger(policy: rp.Policy, entries: int) -> None:

@@ -59,12 +59,15 @@ def options(setting: Setting, policies: Sequence[Policy]) -> list[Option]:
 
 
 def _option(setting: Setting, policy: Policy) -> Option:
+    plan = setting.plan(policy)
+    if all(bucket.route == "dense" for bucket in plan.buckets):
+        return Option(policy, predict(setting, policy))
     mixture = mix(setting, policy)
     if mixture.dense in (0, mixture.packed):  # with nothing packed it would be dense by another name
         return Option(policy, predict(setting, policy), 0, mixture.packed)
     routing = policy.routing
     assert isinstance(routing, LargeMatrices), "what packs nothing has no packed buckets"
-    plan, routed = mixture.plan, zip(mixture.plan.buckets, mixture.routes, strict=True)
+    routed = zip(plan.buckets, mixture.routes, strict=True)
     packed = [plan.params[i].name for bucket, route in routed if route == "packed" for i in bucket.members]
     chosen = replace(policy, routing=Named(frozenset(packed), routing))
     return Option(chosen, mixture.prediction, mixture.dense, mixture.packed)

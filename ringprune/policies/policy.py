@@ -9,7 +9,7 @@ from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.importance import Score
 from ringprune.local_steps import LocalSteps
 from ringprune.residual import Clipping
-from ringprune.routing import Named, Routing, Rows
+from ringprune.routing import Routing, Rows
 from ringprune.schedule import LayerPriority
 from ringprune.selection import Density
 from ringprune.validation import flag, one_of, real_number, whole_number
@@ -209,14 +209,14 @@ class Policy:
         """Size of a bucket, as float32: the one given, if any, else 25 MiB, or 50 where little of it is sent.
 
         Each bucket takes several messages and some time of the processor, and what is sent of the last one is not
-        hidden by backward: the more there is of it, the smaller it should be. So where some go dense.
+        hidden by backward: the more there is of it, the smaller it should be.
 
         Raises:
             ArgumentTypeError, ConfigurationError: ``given`` is no size.
         """
         if given is not None:
             return whole_number("bucket_bytes", given, 1, 4 * MAX_POSITIONS)
-        sparse = self.density.target <= SPARSE and self.index_sets == "shared" and not isinstance(self.routing, Named)
+        sparse = self.density.target <= SPARSE and self.index_sets == "shared"
         return (50 if sparse else 25) << 20
 
     @property

@@ -10,7 +10,6 @@ from ringprune.plan import Bucket, Plan, Route
 from ringprune.policies.policy import Policy
 from ringprune.prediction.link import Link
 from ringprune.prediction.step import Prediction, Setting, predict
-from ringprune.routing import LargeMatrices, Named
 
 __all__ = ["MARGIN", "Mixture", "best", "cheaper_route", "crossover", "mix"]
 
@@ -35,14 +34,12 @@ class Mixture:
     """A policy some of whose packed buckets are sent whole.
 
     Attributes:
-        plan: its buckets.
-        routes: of each of them.
+        routes: of each bucket of the plan.
         dense: how many packed buckets are better sent whole.
         packed: how many packed buckets there are in the plan.
         prediction: of a step with these routes.
     """
 
-    plan: Plan
     routes: tuple[Route, ...]
     dense: int
     packed: int
@@ -65,12 +62,7 @@ def mix(setting: Setting, policy: Policy) -> Mixture:
     Messages of some buckets are hidden by compute, those of others are not, so single buckets do not decide. They are
     put in an order, and packed from the first up to that place where the step is predicted to be the shortest: in the
     order of what packing saves, and from the last on, whose gradients come when no compute is left to hide behind.
-    Its buckets are those of :class:`~ringprune.routing.Named`, which may be smaller than the policy's own.
     """
-    unmixed = _unmixed(setting, policy)
-    if isinstance(policy.routing, LargeMatrices):
-        parted = replace(policy, routing=Named(frozenset(), policy.routing))
-        setting = replace(setting, bucket_bytes=parted.bucket_bytes(setting.bucket_bytes))
     plan = setting.plan(policy)
     gains: dict[int, float] = {}
     for bucket in plan.buckets:
@@ -78,15 +70,8 @@ def mix(setting: Setting, policy: Policy) -> Mixture:
             route, saved = cheaper_route(bucket, policy, setting)
             gains[bucket.index] = saved if route == "packed" else -saved
     orders = sorted(gains, key=lambda index: -gains[index]), sorted(gains, reverse=True)
-    mixtures = [unmixed, *(_mixed_in(order, plan, setting, policy) for order in orders)]
+    mixtures = [_mixed_in(order, plan, setting, policy) for order in orders]
     return min(mixtures, key=lambda mixture: mixture.prediction.seconds)
-
-
-def _unmixed(setting: Setting, policy: Policy) -> Mixture:
-    """With all buckets as the policy has them."""
-    plan = setting.plan(policy)
-    routes = tuple(bucket.route for bucket in plan.buckets)
-    return Mixture(plan, routes, 0, routes.count("packed"), predict(setting, policy))
 
 
 def _mixed_in(order: Sequence[int], plan: Plan, setting: Setting, policy: Policy) -> Mixture:
@@ -96,7 +81,7 @@ def _mixed_in(order: Sequence[int], plan: Plan, setting: Setting, policy: Policy
     def mixture(packed: int) -> Mixture:
         whole = set(order[packed:])
         routes = tuple[Route, ...]("dense" if b.index in whole else b.route for b in plan.buckets)
-        return Mixture(plan, routes, len(whole), len(order), predict(setting, policy, routes))
+        return Mixture(routes, len(whole), len(order), predict(setting, policy, routes))
 
     def shortest(places: Iterable[int]) -> int:
         return min(places, key=lambda packed: (mixture(packed).prediction.seconds, -packed))
