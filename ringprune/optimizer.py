@@ -50,7 +50,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             selection and bytes sent are then a node's, not a rank's.
         overlap: start exchanges during backward. It keeps a second copy of residual and velocity, so that a step can be
             taken back; False halves that memory and exchanges after backward.
-        bucket_bytes: size of a bucket, as float32; None is the policy's own. Over Horovod dense ones are smaller.
+        bucket_bytes: size of a bucket, as float32. Over Horovod, which gathers tensors itself, dense ones are smaller.
         check_every: compare hashes of all parameters and index sets between the ranks after every so many exchanges; a
             difference raises RankMismatchError on all ranks. 0 is never.
         guard: a :class:`ringprune.Guard`, to send tensors whole whose residuals grow without bound; None for none.
@@ -82,7 +82,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         nonfinite: str | None = None,
         hierarchical: bool = False,
         overlap: bool = True,
-        bucket_bytes: int | None = None,
+        bucket_bytes: int = 25 << 20,
         check_every: int = 0,
         guard: Guard | None = None,
         op: Any = None,
@@ -131,11 +131,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             trained, embeddings = arguments.divide_parameters(named)
             specs = arguments.describe_parameters(trained, sparse_parameters(chosen, model, optimizer, hierarchical))
             shared = [str(auto or chosen), str(settings), str(scale), *arguments.describe(optimizer, statistics)]
+            limit = whole_number("bucket_bytes", bucket_bytes, 1, 4 * wire.MAX_POSITIONS)
             params = [param for _, param, _ in trained]
             refused = {"scaler": scale.enabled, "guard": guard is not None, "hierarchical=True": hierarchical}
             check_schedule(chosen, model, named, refused | {'nonfinite="skip"': settings.nonfinite == "skip"})
             groups = takes_groups(self._comm, hierarchical=hierarchical, scaled=scale.enabled)
-            plan, sliced = make_plan(chosen, specs, params, bucket_bytes, shared, groups=groups)
+            plan, sliced = make_plan(chosen, specs, params, limit, shared, groups=groups)
             first_fact = f"hierarchical={flag('hierarchical', hierarchical)}"
         if hierarchical:
             # To divide the ranks is collective: not before all of them have come this far, and want it.
@@ -147,7 +148,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 arguments.advise(optimizer, chosen, self._comm, model, given=policy)
             more = (nodes, sliced, model, embeddings)
             parts = Parts(optimizer, params, plan, chosen, self._comm, scale, settings, *more)
-            self._pilot = None if auto is None else Pilot.of(auto, parts, bucket_bytes)
+            self._pilot = None if auto is None else Pilot.of(auto, parts, limit)
             self._mode = make_mode(parts, statistics) if self._pilot is None else self._pilot.mode
         try:
             greeting.check([first_fact, f"wire format {wire.WIRE_VERSION}", *plan.facts])

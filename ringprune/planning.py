@@ -35,15 +35,14 @@ def make_plan(
     policy: Policy,
     specs: Sequence[ParamSpec],
     params: Sequence[Tensor],
-    bucket_bytes: int | None,
+    bucket_bytes: int,
     facts: Iterable[str],
     *,
     groups: bool,
 ) -> tuple[Plan, SlicedPlan | None]:
     """What is exchanged, and its pieces where a schedule sends slices; see :func:`takes_groups`."""
-    limit = policy.bucket_bytes(bucket_bytes)
     if policy.schedule is None:
-        return plan_of(policy.routing, specs, limit, facts, groups=groups and policy.dense_as_is), None
+        return plan_of(policy.routing, specs, bucket_bytes, facts, groups=groups and policy.dense_as_is), None
     packed = [policy.routing.packed(spec) for spec in specs]
     # A slice is a view of its parameter, and of its gradient, whose norm may be clipped.
     uncut = policy.clipping.norm_per_tensor is not None

@@ -1,14 +1,11 @@
-"""The plan: how large its buckets are, and what the hand-shake tells of a difference."""
+"""The hand-shake: what it tells of a difference."""
 
 from typing import Any
 
 import pytest
-import torch
 
 import ringprune as rp
-from ringprune.plan import ParamSpec, _narrowed
-from ringprune.planning import make_plan
-from ringprune.prediction.workload import flat
+from ringprune.plan import _narrowed
 from tests.training import make_model, sgd, wrap
 
 
@@ -46,26 +43,3 @@ def test_of_a_long_fact_the_key_stays() -> None:
     rest = ", ".join(f"'key{i}': {i}" for i in range(20))
     one, other = (f"param group 0: {{'lr': {rate}, {rest}}}" for rate in (0.1, 0.15))
     assert (_narrowed(one, other), _narrowed(other, one)) == ("'lr': 0.1", "'lr': 0.15")
-
-
-@pytest.mark.parametrize(
-    ("policy", "entries"),
-    [
-        (rp.IWP(0.01), 12),
-        (rp.IWP(0.02, local_steps=rp.LocalSteps(4)), 12),
-        (rp.IWP(0.03), 6),  # more would be left to be sent behind backward
-        (rp.DGC(0.01), 6),  # each rank sends entries of its own
-        (rp.Dense(), 6),
-    ],
-)
-def test_buckets_of_which_little_is_sent_are_larger(policy: rp.Policy, entries: int) -> None:
-    """Each takes several messages; what a policy decides, the wrapper and the prediction make alike."""
-    shapes = [[(1024, 1024)]] * 26
-    workload = flat("made up", shapes, 1.0, "made up")
-    specs = [ParamSpec(str(i), (1024, 1024), torch.float32, torch.device("cpu"), 0) for i in range(26)]
-    params = [torch.empty(0)] * 26
-    of = [len(b.members) for b in make_plan(policy, specs, params, None, (), groups=False)[0].buckets]
-    assert of[:-1] == [entries] * (len(of) - 1)
-    assert [len(b.members) for b in workload.plan(policy).buckets] == of
-    given = make_plan(policy, specs, params, 8 << 20, (), groups=False)[0]
-    assert [len(b.members) for b in given.buckets] == [2] * 13

@@ -53,14 +53,14 @@ class Pilot:
     Args:
         auto: how careful the choice is.
         parts: of the mode that training begins with, under the first of the candidates.
-        bucket_bytes: the wrapper's; None: each candidate's own.
+        bucket_bytes: the wrapper's.
 
     Attributes:
         mode: what exchanges now.
         chosen: which of the candidates that is.
     """
 
-    def __init__(self, auto: Auto, parts: Parts, bucket_bytes: int | None) -> None:
+    def __init__(self, auto: Auto, parts: Parts, bucket_bytes: int) -> None:
         self._auto, self._policies, self._bucket_bytes = auto, auto.policies(parts.inner, parts.comm), bucket_bytes
         made = make_mode(parts, {})
         assert isinstance(made, GradientMode), "candidates exchange gradients, at every step"
@@ -84,7 +84,7 @@ class Pilot:
         next(self._course, None)
 
     @classmethod
-    def of(cls, auto: Auto, parts: Parts, bucket_bytes: int | None) -> "Pilot | None":
+    def of(cls, auto: Auto, parts: Parts, bucket_bytes: int) -> "Pilot | None":
         """A pilot, where there is something to choose; one rank chooses nothing, and loads checkpoints of several."""
         several = parts.params and len(auto.policies(parts.inner, parts.comm)) > 1
         return cls(auto, parts, bucket_bytes) if several else None

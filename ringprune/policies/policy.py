@@ -13,7 +13,7 @@ from ringprune.routing import Routing, Rows
 from ringprune.schedule import LayerPriority
 from ringprune.selection import Density
 from ringprune.validation import flag, one_of, real_number, whole_number
-from ringprune.wire import INDEX_FORMATS, MAX_POSITIONS, VALUE_FORMATS
+from ringprune.wire import INDEX_FORMATS, VALUE_FORMATS
 
 __all__ = ["INDEX_SETS", "Policy"]
 
@@ -23,7 +23,6 @@ LAYERS = ("even", "relevance")
 SELECTIONS = ("exact", "sampled")
 CORRECTIONS = ("local", "global")
 REDUCTIONS = ("auto", "library", "ring")
-SPARSE = 0.02  # density: of 50 MiB some 0.8 MB, in 16 bits and with their indices
 OWN_SETS_GO_WITH: dict[str, Any] = {
     "explore": 0.0,
     "lookahead": False,
@@ -204,20 +203,6 @@ class Policy:
         if self.reduction == "ring":
             needs.add("shift")
         return frozenset(needs)
-
-    def bucket_bytes(self, given: int | None) -> int:
-        """Size of a bucket, as float32: the one given, if any, else 25 MiB, or 50 where little of it is sent.
-
-        Each bucket takes several messages and some time of the processor, and what is sent of the last one is not
-        hidden by backward: the more there is of it, the smaller it should be.
-
-        Raises:
-            ArgumentTypeError, ConfigurationError: ``given`` is no size.
-        """
-        if given is not None:
-            return whole_number("bucket_bytes", given, 1, 4 * MAX_POSITIONS)
-        sparse = self.density.target <= SPARSE and self.index_sets == "shared"
-        return (50 if sparse else 25) << 20
 
     @property
     def dense_as_is(self) -> bool:

@@ -16,7 +16,7 @@ from ringprune.prediction.link import Network
 from ringprune.prediction.messages import Message, bytes_sent, check_predictable, verdict
 from ringprune.prediction.speeds import Speeds
 from ringprune.prediction.work import Work, work_of
-from ringprune.prediction.workload import Workload
+from ringprune.prediction.workload import BUCKET_BYTES, Workload
 
 __all__ = ["Prediction", "Setting", "predict"]
 
@@ -30,7 +30,7 @@ class Setting:
         ranks: how many.
         link: each rank's.
         speeds: what the exchange costs the processor.
-        bucket_bytes: the wrapper's; None: the policy's own.
+        bucket_bytes: the wrapper's.
         overlap: exchanges start during backward; else behind it.
         groups: the communicator sums groups of tensors where they are (its ability ``"group"``).
     """
@@ -39,7 +39,7 @@ class Setting:
     ranks: int
     link: Network
     speeds: Speeds
-    bucket_bytes: int | None = None
+    bucket_bytes: int = BUCKET_BYTES
     overlap: bool = True
     groups: bool = False
 

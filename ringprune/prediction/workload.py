@@ -13,7 +13,10 @@ from ringprune.policies.policy import Policy
 from ringprune.routing import plan_of
 from ringprune.validation import real_number
 
-__all__ = ["BACKWARD", "Layer", "Workload", "flat"]
+__all__ = ["BACKWARD", "BUCKET_BYTES", "Layer", "Workload", "flat"]
+
+BUCKET_BYTES = 25 << 20
+"""The wrapper's default."""
 
 BACKWARD = 2.0
 """Backward over forward where only their sum is known: gradients of the inputs, and of the weights."""
@@ -105,11 +108,10 @@ class Workload:
         )
         return replace(self, layers=layers, provenance=why)
 
-    def plan(self, policy: Policy, bucket_bytes: int | None = None, *, groups: bool = False) -> Plan:
+    def plan(self, policy: Policy, bucket_bytes: int = BUCKET_BYTES, *, groups: bool = False) -> Plan:
         """The buckets that the wrapper makes of it; ``groups``: over a communicator that takes groups of tensors."""
         specs = self.specs or [ParamSpec(str(i), s, torch.float32, CPU, 0) for i, s in enumerate(self.shapes)]
-        limit = policy.bucket_bytes(bucket_bytes)
-        return plan_of(policy.routing, specs, limit, (), groups=groups and policy.dense_as_is)
+        return plan_of(policy.routing, specs, bucket_bytes, (), groups=groups and policy.dense_as_is)
 
 
 def flat(model: str, tensors: Sequence[Sequence[Shape]], seconds: float, provenance: str) -> Workload:
