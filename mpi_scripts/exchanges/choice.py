@@ -20,6 +20,7 @@ class Choice:
         density: share of entries that RingPrune's policies send.
         values: number format of RingPrune's packed values; None leaves it to the policy.
         dense_values: the same for tensors that travel whole.
+        bucket_bytes: size of RingPrune's buckets; None leaves it to the wrapper.
         steps: steps that are timed.
         warmup: steps before them.
         seed: of weights, gradients and roots.
@@ -33,6 +34,7 @@ class Choice:
     density: float = 0.01
     values: str | None = None
     dense_values: str | None = None
+    bucket_bytes: int | None = None
     steps: int = 5
     warmup: int = 2
     seed: int = 0

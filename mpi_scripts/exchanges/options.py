@@ -75,7 +75,7 @@ def parsed(arguments: Sequence[str] | None, *, inside: bool) -> argparse.Namespa
 
 def choice_of(options: argparse.Namespace, model: str, method: str, rate: str) -> Choice:
     """What one row is measured on."""
-    names = ("communicator", "density", "values", "dense_values", "steps", "warmup", "seed", "peer")
+    names = ("communicator", "density", "values", "dense_values", "bucket_bytes", "steps", "warmup", "seed", "peer")
     return Choice(model, method, rate=rate, **{name: getattr(options, name) for name in names})
 
 
@@ -103,6 +103,9 @@ def _parser() -> argparse.ArgumentParser:
     ours.add_argument("--density", type=share, default=0.01, metavar="D", help="share of entries sent; 0.01")
     ours.add_argument("--values", choices=FORMATS, help="format of packed values; the policy's own")
     ours.add_argument("--dense-values", choices=FORMATS, help="format of tensors that travel whole; the policy's own")
+    ours.add_argument(
+        "--bucket-bytes", type=at_least(1), metavar="N", help="size of a bucket; the wrapper's own, 25 MiB"
+    )
     where = parser.add_argument_group("where")
     where.add_argument("--rates", type=listed(link_rate), metavar="R,..", help="100mbit, 2.5gbit, unlimited; 1gbit")
     where.add_argument(

@@ -25,7 +25,9 @@ COMPUTING = ("accumulate", "select", "pack", "unpack")
 class RingPrune:
     """``ringprune.DistributedOptimizer`` on plain SGD with momentum 0.9."""
 
-    def __init__(self, module: Gradients, chosen: rp.Policy, comm: Communicator, seed: int) -> None:
+    def __init__(
+        self, module: Gradients, chosen: rp.Policy, comm: Communicator, seed: int, bucket_bytes: int | None = None
+    ) -> None:
         self._module = module
         self.messages = Recorder(comm)
         self._optimizer = rp.DistributedOptimizer(
@@ -34,6 +36,7 @@ class RingPrune:
             policy=chosen,
             comm=self.messages,
             seed=seed,
+            **({} if bucket_bytes is None else {"bucket_bytes": bucket_bytes}),
         )
 
     def prepare(self) -> Tensor:
@@ -83,6 +86,7 @@ def policy(name: str, settings: Mapping[str, Any]) -> Callable[[Job, Gradients, 
             hvd.init()
         elif choice.communicator == "torch":
             job.join_torch()
-        return RingPrune(module, made(name, choice, settings), rp.connect(choice.communicator), choice.seed)
+        chosen, comm = made(name, choice, settings), rp.connect(choice.communicator)
+        return RingPrune(module, chosen, comm, choice.seed, choice.bucket_bytes)
 
     return build

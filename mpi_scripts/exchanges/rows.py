@@ -91,6 +91,7 @@ def row_of(choice: Choice, communicator: str, numels: Sequence[int], seen: Seque
         "tensors": len(numels),
         "values": choice.values,
         "dense_values": choice.dense_values,
+        "bucket_bytes": choice.bucket_bytes,
         "seed": choice.seed,
     }
 

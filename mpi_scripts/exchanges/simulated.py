@@ -72,7 +72,9 @@ def _simulate(method: Method, choice: Choice, ranks: int, shapes: Mapping[str, t
 
     def rank(comm: Communicator) -> Seen:
         module = Gradients(shapes, choice.seed, comm.rank)
-        exchange = RingPrune(module, made(method.policy, choice, method.settings), comm, choice.seed)
+        exchange = RingPrune(
+            module, made(method.policy, choice, method.settings), comm, choice.seed, choice.bucket_bytes
+        )
         accounts = [exchange.account()]
         for _ in range(choice.warmup + choice.steps):
             module.draw()

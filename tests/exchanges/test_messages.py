@@ -40,3 +40,19 @@ def test_the_same_bytes_are_sent_again_and_no_gradient_changes(policy: rp.Policy
         exchange.close()
 
     rp.simulate(3, rank, timeout=30)
+
+
+def test_smaller_buckets_send_more_headers() -> None:
+    def rank(comm: Communicator) -> None:
+        sent: dict[int | None, int] = {}
+        for size in (None, 4 * 60 * 50):
+            module = Gradients(SHAPES, 0, comm.rank)
+            exchange = RingPrune(module, POLICIES["one root"], comm, 0, size)
+            for _ in range(2):
+                module.draw()
+                before = comm.traffic.payload_bytes
+                exchange.run(exchange.prepare())
+                sent[size] = comm.traffic.payload_bytes - before
+        assert sent[None] < sent[12_000]
+
+    rp.simulate(2, rank, timeout=30)

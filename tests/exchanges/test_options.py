@@ -34,6 +34,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str, inside: bool 
         (["--density", "1.5"], "at most 1"),
         (["--values", "fp8"], "fp32"),
         (["--steps", "0"], "at least 1"),
+        (["--bucket-bytes", "0"], "at least 1"),
         (["--peer", "mine"], "MODULE:FUNCTION"),
         (["--methods", "peer"], "--peer MODULE:FUNCTION is missing"),
         (["--plot", "rows.doc"], "ends in .png, .pdf, .svg"),
@@ -67,6 +68,15 @@ def test_defaults_and_lists() -> None:
     assert not simulated.jobs
     assert options.parsed(["--simulate-ranks", "2,4", "--rates", "1gbit"], inside=False).jobs
     assert options.parsed(["--peer", "a.b:c"], inside=False).methods == [*DEFAULTS, "peer"]
+
+
+def test_a_job_is_told_all_that_was_chosen() -> None:
+    words = "--models alexnet --methods ringprune:iwp --rates 1gbit --density 0.02 --communicator torch --values int8"
+    words += " --dense-values fp16 --bucket-bytes 1000 --steps 3 --warmup 4 --seed 5"
+    chosen = options.choice_of(options.parsed(words.split(), inside=False), "alexnet", "ringprune:iwp", "1gbit")
+    told = options.parsed(outside._arguments(chosen), inside=True)
+    assert options.choice_of(told, told.models[0], told.methods[0], told.rates[0]) == chosen
+    assert (chosen.bucket_bytes, chosen.values, chosen.seed) == (1000, "int8", 5)
 
 
 def test_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
