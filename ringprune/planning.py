@@ -20,6 +20,8 @@ from ringprune.routing import plan_of
 from ringprune.slicing import SlicedPlan, slice_plan
 from ringprune.update_mode import UpdateMode
 
+DECAY_DENSE = (torch.optim.SGD, torch.optim.Adagrad)
+
 __all__ = ["check_schedule", "make_mode", "make_plan", "sparse_parameters", "takes_groups"]
 
 
@@ -71,6 +73,7 @@ def sparse_parameters(policy: Policy, model: Any, optimizer: Optimizer, hierarch
         raise ConfigurationError(f"{what}, which hierarchical=True cannot go with: sums inside a node are dense")
     weights = [getattr(m, "weight", None) for m in model.modules() if getattr(m, "sparse", False) is True]
     found = {id(weight) for weight in weights if isinstance(weight, Tensor) and weight.dim() > 0}
+    _check_decay(optimizer, found)
     dense = [p for group in optimizer.param_groups for p in group["params"]]
     dense = [p for p in dense if id(p) not in found and embedding_of(p) is None]
     if type(optimizer).__name__ == "SparseAdam" and dense:
@@ -79,6 +82,18 @@ def sparse_parameters(policy: Policy, model: Any, optimizer: Optimizer, hierarch
             "module of model= with sparse=True has: their gradients are dense. Give those to another optimizer"
         )
     return found
+
+
+def _check_decay(optimizer: Optimizer, sparse: set[int]) -> None:
+    """Torch finds out in its first step, and says no more than that it cannot add."""
+    for group in optimizer.param_groups:
+        tables = [p for p in group["params"] if id(p) in sparse]
+        if tables and group.get("weight_decay") and type(optimizer) in DECAY_DENSE:
+            raise ConfigurationError(
+                f"optimizer={type(optimizer).__name__} with weight_decay={group['weight_decay']} has {len(tables)} "
+                f"tables with sparse gradients, such as one of shape {list(tables[0].shape)}: torch decays only whole "
+                "ones. Give them a parameter group with weight_decay=0"
+            )
 
 
 def check_schedule(

@@ -12,7 +12,7 @@ import torch
 from ringprune.comm.communicator import Communicator, Handle
 from ringprune.errors import ConfigurationError, NonFiniteGradientError, UsageError
 from ringprune.metrics import Metrics
-from ringprune.plan import gather_texts
+from ringprune.plan import by_rank, gather_texts
 
 __all__ = ["NonFinite", "Verdict"]
 
@@ -118,4 +118,4 @@ class Verdict:
     def _gather(self, finding: str | None) -> str:
         with self._metrics.sending("headers"):
             texts = gather_texts(finding or "", self._comm, self._device, name="verdict details")
-        return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text)
+        return by_rank(texts)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import ringprune as rp
-from ringprune.plan import _narrowed
+from ringprune.plan import _narrowed, by_rank
 from tests.training import make_model, sgd, wrap
 
 
@@ -43,3 +43,18 @@ def test_of_a_long_fact_the_key_stays() -> None:
     rest = ", ".join(f"'key{i}': {i}" for i in range(20))
     one, other = (f"param group 0: {{'lr': {rate}, {rest}}}" for rate in (0.1, 0.15))
     assert (_narrowed(one, other), _narrowed(other, one)) == ("'lr': 0.1", "'lr': 0.15")
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        (["", "late", ""], "rank 1: late"),
+        (["late", "", "late"], "ranks 0, 2: late"),
+        (["late"] * 64, "all 64 ranks: late"),
+        (["early", "late", "early", ""], "ranks 0, 2: early; rank 1: late"),
+        (["late"] * 20 + [""], "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more: late"),
+    ],
+)
+def test_ranks_that_say_the_same_say_it_once(texts: list[str], told: str) -> None:
+    """A loss that was NaN everywhere made an error of as many copies as there were ranks."""
+    assert by_rank(texts) == told

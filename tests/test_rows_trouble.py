@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ringprune as rp
+from ringprune.planning import DECAY_DENSE
 from tests.tables import LENGTH, WAYS, Lookup, Table, drawn, loss_of_words, make_words, tables_of
 from tests.training import same_bytes, weights
 
@@ -196,12 +197,26 @@ def test_what_a_wrapper_cannot_have_with_rows_is_refused_with_its_reason() -> No
         both = torch.optim.SparseAdam([*tables_of(model), model["out"].bias])
         with pytest.raises(rp.ConfigurationError, match=r"SparseAdam has 1 parameters, such as one of shape \[200\]"):
             wrap(both, model=model)
+        for kind in DECAY_DENSE:
+            decaying = kind(model.parameters(), lr=0.1, weight_decay=0.1)
+            with pytest.raises(rp.ConfigurationError, match=r"weight_decay=0.1 has 2 tables .*a parameter group with"):
+                wrap(decaying, model=model)
         comm.abilities = comm.abilities - {"alltoall"}
         with pytest.raises(rp.ConfigurationError, match="'parallax' needs alltoall"):
             wrap(sgd, model=model)
         wrap(sgd, rp.Parallax("gather"), model=model).close()
 
     rp.simulate(1, rank)
+
+
+@pytest.mark.parametrize("kind", DECAY_DENSE)
+def test_torch_itself_does_not_decay_tables_of_which_some_rows_come(kind: Any) -> None:
+    """Why that is refused at construction; where torch learns it, DECAY_DENSE has one less."""
+    table = nn.Embedding(4, 2, sparse=True)
+    optimizer = kind(table.parameters(), lr=0.1, weight_decay=0.1)
+    table(torch.tensor([1])).sum().backward()
+    with pytest.raises(RuntimeError, match="sparse"):
+        optimizer.step()
 
 
 def test_a_model_without_sparse_modules_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:

@@ -195,6 +195,7 @@ def test_two_wrappers_on_one_model_are_refused_until_the_first_is_closed_or_gone
         ({"policy": 3}, "policy=3"),
         ({"policy": "IWP"}, "did you mean 'iwp'"),
         ({"policy": "Auto"}, "did you mean 'auto'"),
+        ({"policy": "recommended"}, "did you mean 'iwp'"),
         ({"policy": "iwp:density=0.01,roots=2"}, "such as ringprune.IWP(density=0.01,roots=2)"),
         ({"nonfinite": "ignore"}, "nonfinite='ignore'"),
         ({"seed": -1}, "seed=-1"),

@@ -67,6 +67,7 @@ def as_policy(policy: Policy | str) -> Policy:
             raise ConfigurationError('policy="auto" goes with ringprune.DistributedOptimizer alone; name a policy here')
         name, _, settings = policy.partition(":")
         near = difflib.get_close_matches(name.lower().replace("-", "_"), [*POLICIES, "auto"], n=1)
+        near = ["iwp"] if name == "recommended" else near  # ringprune.recommended() is what "iwp" gives
         hint = f"; did you mean {near[0]!r}?" if near else ""
         if settings:
             hint = f"; settings are arguments of its function, such as ringprune.IWP({settings.replace(':', ', ')})"

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import IndexRangeError
-from ringprune.plan import gather_texts
+from ringprune.plan import by_rank, gather_texts
 from ringprune.sharding.owners import Owners
 
 __all__ = ["Request", "RowMessages", "RowValues", "dtype_of", "message_of", "refused"]
@@ -144,4 +144,4 @@ def dtype_of(values: RowValues, own: torch.dtype) -> torch.dtype:
 def refused(problem: str | None, comm: Communicator, device: torch.device, name: str) -> IndexRangeError:
     """The error for all ranks, of which one has a problem; all of them call this."""
     texts = gather_texts(problem or "", comm, device, name=f"{name}, what was wrong")
-    return IndexRangeError("; ".join(f"rank {rank}: {text}" for rank, text in enumerate(texts) if text))
+    return IndexRangeError(by_rank(texts))
