@@ -3,6 +3,8 @@
 import dataclasses
 import gc
 import math
+import re
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -96,8 +98,11 @@ def test_a_gradient_changed_while_it_is_exchanged_is_refused_on_all_ranks(policy
             change(model)
         with pytest.raises(
             rp.UsageError, match=r"rank 1: the gradient of '.*changed between backward\(\) and step\(\)"
-        ):
+        ) as caught:
             optimizer.step()
+        told = re.findall(r"(clip_\w+) of ([A-Z]\w+(?:, [A-Z]\w+)*(?: and \w+)?)", str(caught.value))
+        ways = [(name, maker) for name, makers in told for maker in re.split(", | and ", makers)]
+        assert len(ways) == 4 and all(name in signature(getattr(rp, maker)).parameters for name, maker in ways)
         assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
         optimizer.zero_grad()
         run(model, optimizer, comm.rank, 1)
@@ -315,7 +320,13 @@ def test_checkpoints_that_do_not_fit_are_refused_whole() -> None:
         before = optimizer.state_dict()
         with pytest.raises(rp.CheckpointError) as caught:
             optimizer.load_state_dict(foreign.state_dict())
-        for part in ("Missing: 4.bias.momentum", "Unexpected: 3.bias.momentum", "Other shape: 2.bias.momentum ([50]"):
+        told = "load it under that with which it was saved"
+        for part in (
+            told,
+            "Missing: 4.bias.momentum",
+            "Unexpected: 3.bias.momentum",
+            "Other shape: 2.bias.momentum ([50]",
+        ):
             assert part in str(caught.value)
         after = optimizer.state_dict()
         assert torch.equal(
