@@ -13,6 +13,7 @@ from ringprune.embedding import embedding_of
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.gradient_mode import GradientMode
 from ringprune.mode import Parts
+from ringprune.momentum import takes_over
 from ringprune.plan import ParamSpec, Plan
 from ringprune.policies import Policy
 from ringprune.priority_mode import PriorityMode
@@ -73,7 +74,8 @@ def sparse_parameters(policy: Policy, model: Any, optimizer: Optimizer, hierarch
         raise ConfigurationError(f"{what}, which hierarchical=True cannot go with: sums inside a node are dense")
     weights = [getattr(m, "weight", None) for m in model.modules() if getattr(m, "sparse", False) is True]
     found = {id(weight) for weight in weights if isinstance(weight, Tensor) and weight.dim() > 0}
-    _check_decay(optimizer, found)
+    if not (policy.correction == "local" and takes_over(optimizer)):  # else decay is added after the exchange
+        _check_decay(optimizer, found)
     dense = [p for group in optimizer.param_groups for p in group["params"]]
     dense = [p for p in dense if id(p) not in found and embedding_of(p) is None]
     if type(optimizer).__name__ == "SparseAdam" and dense:
@@ -92,7 +94,7 @@ def _check_decay(optimizer: Optimizer, sparse: set[int]) -> None:
             raise ConfigurationError(
                 f"optimizer={type(optimizer).__name__} with weight_decay={group['weight_decay']} has {len(tables)} "
                 f"tables with sparse gradients, such as one of shape {list(tables[0].shape)}: torch decays only whole "
-                "ones. Give them a parameter group with weight_decay=0"
+                "ones. Give them a parameter group with weight_decay=0, or SGD momentum and a policy that takes it over"
             )
 
 

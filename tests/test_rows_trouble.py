@@ -201,6 +201,10 @@ def test_what_a_wrapper_cannot_have_with_rows_is_refused_with_its_reason() -> No
             decaying = kind(model.parameters(), lr=0.1, weight_decay=0.1)
             with pytest.raises(rp.ConfigurationError, match=r"weight_decay=0.1 has 2 tables .*a parameter group with"):
                 wrap(decaying, model=model)
+        taken = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+        with pytest.raises(rp.ConfigurationError, match=r"weight_decay=0.1 has 2 tables"):
+            wrap(taken, replace(rp.IWP(0.05, correction="global"), rows=rp.Rows()), model=model)
+        wrap(taken, replace(rp.IWP(0.05), rows=rp.Rows()), model=model).close()
         comm.abilities = comm.abilities - {"alltoall"}
         with pytest.raises(rp.ConfigurationError, match="'parallax' needs alltoall"):
             wrap(sgd, model=model)
