@@ -21,9 +21,10 @@ from ringprune.routing import plan_of
 from ringprune.slicing import SlicedPlan, slice_plan
 from ringprune.update_mode import UpdateMode
 
-DECAY_DENSE = (torch.optim.SGD, torch.optim.Adagrad)
-
 __all__ = ["check_schedule", "make_mode", "make_plan", "sparse_parameters", "takes_groups"]
+
+DECAY_DENSE = (torch.optim.SGD, torch.optim.Adagrad)
+"""Optimizers that take sparse gradients, but no weight decay with them."""
 
 
 def takes_groups(comm: Communicator, *, hierarchical: bool, scaled: bool) -> bool:
