@@ -40,7 +40,7 @@ class GradientMode(Mode):
         self._held: list[int] = []  # buckets that are full and wait for the end of the backward pass
         self._taken = Taken(parts.params)
         self._all_keep, self._average = parts.nodes is None, parts.settings.mean.average
-        takes_over = policy.correction == "local" and momentum.takes_over(parts.inner)
+        takes_over = momentum.takes_over(parts.inner, policy.correction)
         super().__init__(parts, self._in_pieces(parts.params), velocity=takes_over, spare=self._overlap)
         self._momentum = (
             momentum.SharedMomentum(parts.inner, parts.params, self._specs, self._packed) if takes_over else None

@@ -28,13 +28,15 @@ USED_UP = 1e-12
 _TAKEN_OVER = {"momentum": 0.0, "weight_decay": 0.0, "nesterov": False}
 
 
-def takes_over(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether momentum correction applies: plain ``torch.optim.SGD`` with momentum in some param group.
+def takes_over(optimizer: torch.optim.Optimizer, correction: str) -> bool:
+    """Whether momentum correction applies: ``"local"``, plain ``torch.optim.SGD``, momentum in some param group.
 
     Raises:
         ConfigurationError: a param group uses dampening, for which momentum correction is not defined.
     """
-    if type(optimizer) is not torch.optim.SGD or not any(group["momentum"] for group in optimizer.param_groups):
+    if correction != "local" or type(optimizer) is not torch.optim.SGD:
+        return False
+    if not any(group["momentum"] for group in optimizer.param_groups):
         return False
     for index, group in enumerate(optimizer.param_groups):
         if group["dampening"]:

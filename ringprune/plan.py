@@ -12,17 +12,7 @@ import torch
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import RankMismatchError
 
-__all__ = [
-    "Bucket",
-    "ParamSpec",
-    "Plan",
-    "Route",
-    "build_plan",
-    "by_rank",
-    "gather_texts",
-    "make_bucket",
-    "shake_hands",
-]
+__all__ = ["Bucket", "ParamSpec", "Plan", "Route", "build_plan", "gather_texts", "make_bucket", "shake_hands"]
 
 Route = Literal["packed", "dense", "rows"]
 
@@ -34,9 +24,6 @@ TAIL_BYTES = 1 << 20
 
 ALONE_BYTES = 4 << 20
 """A tensor this long gains nothing from waiting for others."""
-
-RANKS_SHOWN = 8
-"""Ranks that an error lists; of hundreds nobody reads all."""
 
 
 @dataclass(frozen=True)
@@ -229,25 +216,6 @@ def gather_texts(text: str, comm: Communicator, device: torch.device, *, name: s
     joined = bytes(comm.allgather(message, sizes=sizes, name=name).wait().cpu().tolist())
     ends = list(accumulate(sizes, initial=0))
     return [joined[a:b].decode() for a, b in pairwise(ends)]
-
-
-def by_rank(texts: Sequence[str]) -> str:
-    """What ranks have said, in one line: those that say the same together, those that say nothing left out."""
-    who: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):
-        if text:
-            who.setdefault(text, []).append(rank)
-    return "; ".join(f"{_ranks(ranks, len(texts))}: {text}" for text, ranks in who.items())
-
-
-def _ranks(ranks: Sequence[int], size: int) -> str:
-    """``rank 3``, ``ranks 0, 1, 2``, ``all 64 ranks``; of many that are not all, the first ones."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) == size:
-        return f"all {size} ranks"
-    more = len(ranks) - RANKS_SHOWN
-    return f"ranks {', '.join(map(str, ranks[:RANKS_SHOWN]))}" + (f" and {more} more" if more > 0 else "")
 
 
 def _first_difference(facts: list[list[str]]) -> str:

@@ -75,7 +75,7 @@ def sparse_parameters(policy: Policy, model: Any, optimizer: Optimizer, hierarch
         raise ConfigurationError(f"{what}, which hierarchical=True cannot go with: sums inside a node are dense")
     weights = [getattr(m, "weight", None) for m in model.modules() if getattr(m, "sparse", False) is True]
     found = {id(weight) for weight in weights if isinstance(weight, Tensor) and weight.dim() > 0}
-    if not (policy.correction == "local" and takes_over(optimizer)):  # else decay is added after the exchange
+    if not takes_over(optimizer, policy.correction):  # else decay is added after the exchange
         _check_decay(optimizer, found)
     dense = [p for group in optimizer.param_groups for p in group["params"]]
     dense = [p for p in dense if id(p) not in found and embedding_of(p) is None]

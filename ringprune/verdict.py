@@ -12,7 +12,8 @@ import torch
 from ringprune.comm.communicator import Communicator, Handle
 from ringprune.errors import ConfigurationError, NonFiniteGradientError, UsageError
 from ringprune.metrics import Metrics
-from ringprune.plan import by_rank, gather_texts
+from ringprune.plan import gather_texts
+from ringprune.rank_words import by_rank
 
 __all__ = ["NonFinite", "Verdict"]
 

@@ -7,7 +7,7 @@
             +---> comm/<x>    +--> comm/communicator <+   (the protocol only)
         prediction: what a policy would take; importable by policies and all above them
     leaves, importable by all: errors, plan, slicing, metrics, compiled, counter_rng, validation, readers, guard,
-    row_sets, memory, pages
+    row_sets, memory, pages, rank_words
 """
 
 import ast
@@ -19,6 +19,7 @@ LEAVES = {"errors", "plan", "slicing", "metrics", "compiled", "counter_rng", "va
     "row_sets",
     "memory",
     "pages",
+    "rank_words",
 }
 STAGES = {"residual", "importance", "selection", "agreement", "packing", "wire", "reduction"} | {
     "local_steps",

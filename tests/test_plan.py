@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 import ringprune as rp
-from ringprune.plan import _narrowed, by_rank
+from ringprune.plan import _narrowed
+from ringprune.rank_words import by_rank
 from tests.training import make_model, sgd, wrap
 
 
@@ -50,6 +51,7 @@ def test_of_a_long_fact_the_key_stays() -> None:
     [
         (["", "late", ""], "rank 1: late"),
         (["late", "", "late"], "ranks 0, 2: late"),
+        (["late"], "rank 0: late"),
         (["late"] * 64, "all 64 ranks: late"),
         (["early", "late", "early", ""], "ranks 0, 2: early; rank 1: late"),
         (["late"] * 20 + [""], "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 more: late"),

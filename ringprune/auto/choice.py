@@ -64,8 +64,7 @@ class Auto:
         if self.candidates is not None:
             for policy in self.candidates:
                 check_abilities(policy, comm)
-                if policy.correction == "local":
-                    takes_over(optimizer)
+                takes_over(optimizer, policy.correction)
             return self.candidates
         plain = type(optimizer) is torch.optim.SGD and not any(group["dampening"] for group in optimizer.param_groups)
         packed = _PACKED if plain else ()

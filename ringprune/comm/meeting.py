@@ -9,8 +9,9 @@ from torch import Tensor
 from ringprune.comm.call import Call
 from ringprune.comm.communicator import Ability
 from ringprune.errors import CollectiveMismatchError, CommunicatorError
+from ringprune.rank_words import alike, listed
 
-__all__ = ["Group", "Meeting", "listed"]
+__all__ = ["Group", "Meeting"]
 
 
 class Meeting:
@@ -185,17 +186,10 @@ class Group:
         return [rank for rank in range(self.size) if rank not in meeting.calls]
 
 
-def listed(ranks: Sequence[int]) -> str:
-    """``rank 3`` or ``ranks 0, 1, 2``."""
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, sorted(ranks)))}"
-
-
 def _mismatch(meeting: Meeting, newest: Call) -> str | None:
     if newest.agreed == next(iter(meeting.calls.values())).agreed:
         return None
-    callers: dict[str, list[int]] = {}
-    for rank, call in sorted(meeting.calls.items()):
-        callers.setdefault(str(call), []).append(rank)
+    callers = alike((rank, str(call)) for rank, call in sorted(meeting.calls.items()))
     calls = "; ".join(f"{listed(ranks)} called {call}" for call, ranks in callers.items())
     return f"the ranks' calls number {meeting.number} differ: {calls}"
 

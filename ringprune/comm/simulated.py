@@ -17,8 +17,9 @@ from torch import Tensor
 from ringprune.comm.call import Call
 from ringprune.comm.checked import CheckedCommunicator
 from ringprune.comm.communicator import Ability, Handle
-from ringprune.comm.meeting import Group, Meeting, listed
+from ringprune.comm.meeting import Group, Meeting
 from ringprune.errors import ConfigurationError
+from ringprune.rank_words import alike, listed
 
 __all__ = ["SimulatedCommunicator", "simulate"]
 
@@ -168,10 +169,8 @@ def _first_error(group: Group) -> BaseException:
 def _notes(group: Group, first: int) -> Iterator[str]:
     """Where the error that is raised came from, and how the other ranks ended."""
     yield f"raised on simulated rank {first} of {group.size}"
-    ranks_by_text: dict[str, list[int]] = {}
-    for rank, error in sorted(group.errors.items()):
-        ranks_by_text.setdefault(f"{type(error).__name__}: {error}", []).append(rank)
-    for text, ranks in ranks_by_text.items():
+    said = ((rank, f"{type(error).__name__}: {error}") for rank, error in sorted(group.errors.items()))
+    for text, ranks in alike(said).items():
         if first not in ranks:
             yield f"{listed(ranks)}: {text}"
     running = [rank for rank in range(group.size) if rank not in group.ended]

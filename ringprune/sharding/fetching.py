@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import IndexRangeError
-from ringprune.plan import by_rank, gather_texts
+from ringprune.plan import gather_texts
+from ringprune.rank_words import by_rank
 from ringprune.sharding.owners import Owners
 
 __all__ = ["Request", "RowMessages", "RowValues", "dtype_of", "message_of", "refused"]
