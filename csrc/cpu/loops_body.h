@@ -23,6 +23,35 @@ inline float change(const Run& run, int64_t i) {
   return result;
 }
 
+// The results at entries that were sent, made once more of what is left there; calls done(i) for each.
+template <Correction kCorrection, class Done>
+inline void mend(const Run& run, const Done& done) {
+  const Left& left = run.left;
+  for (int64_t j = 0; j < left.count; ++j) {
+    const int64_t i = left.entry[j] - left.base;
+    float change = run.grad[i] * run.factor;
+    if constexpr (kCorrection != kNoMomentum) {
+      // The outputs may be the inputs, so the old velocity may be gone; where it counts, the new one has it.
+      if (left.masked) run.velocity_out[i] = run.momentum * 0.0f + change;
+      change = added<kCorrection == kNesterov>(change, run.momentum, run.velocity_out[i]);
+    }
+    run.residual_out[i] = (left.rest ? left.rest[j] : 0.0f) + change;
+    done(i);
+  }
+}
+
+// Cuts off what leaves the first `count` entries.
+inline Left cut(Left& left, int64_t count) {
+  Left part = left;
+  part.count = 0;
+  while (part.count < left.count && left.entry[part.count] - left.base < count) ++part.count;
+  left.entry += part.count;
+  left.count -= part.count;
+  left.base += count;
+  if (left.rest) left.rest += part.count;
+  return part;
+}
+
 // Entries whose results go past the caches together: their stores have to overlap with the reads of the next ones.
 constexpr int64_t kPiece = 128;
 
@@ -33,6 +62,7 @@ inline int64_t streamed(const Run& run, const Body& body) {
   alignas(64) float velocity[kPiece];
   const auto start = static_cast<int64_t>(reinterpret_cast<uintptr_t>(run.residual_out) / sizeof(float));
   int64_t result = 0;
+  Left left = run.left;
   for (int64_t i = 0; i < run.count;) {
     const int64_t count = std::min(kPiece - (start + i) % kPiece, run.count - i);
     Run piece = run;
@@ -43,6 +73,7 @@ inline int64_t streamed(const Run& run, const Body& body) {
     piece.residual_out = residual;
     piece.velocity_out = velocity;
     piece.count = count;
+    piece.left = cut(left, count);
     result += body(piece, i);
     stream(residual, count, run.residual_out + i);
     if (run.velocity) stream(velocity, count, run.velocity_out + i);
@@ -59,6 +90,7 @@ inline int64_t accumulate_run(const Run& run) {
     nonfinite += is_nonfinite(run.grad[i]);
     run.residual_out[i] = run.residual[i] + change<kCorrection>(run, i);
   }
+  mend<kCorrection>(run, [](int64_t) {});
   return nonfinite;
 }
 
@@ -79,6 +111,8 @@ inline int64_t accumulate_keys_run(const Run& run, uint32_t* keys) {
     run.residual_out[i] = residual;
     keys[i] = key_of(Score{}(residual, run.weight[i], run.parameter));
   }
+  mend<kCorrection>(run,
+                    [&](int64_t i) { keys[i] = key_of(Score{}(run.residual_out[i], run.weight[i], run.parameter)); });
   return nonfinite;
 }
 

@@ -193,13 +193,15 @@ class PackedLane(KeptLane):
         """[5] Values leave the residual."""
         self._count(self._indices)
         if self._indices is None:
-            return packing.pack_whole(self.residual.next_residual)
+            return self.residual.take_all()
         return self._take(self._indices)
 
     def _take(self, indices: Tensor) -> Tensor:
         state = self.residual
         masked = state.next_velocity if self._setting.policy.mask_velocity else None
-        return packing.pack(state.next_residual, masked, indices, self.bucket.offsets)
+        values, sent = packing.pack(state.next_residual, masked, indices, self.bucket.offsets)
+        state.leave(sent)
+        return values
 
     # -- the guard ----------------------------------------------------------------------------------------------------
 

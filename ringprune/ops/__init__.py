@@ -6,7 +6,7 @@ are int32, so a bucket has fewer than 2**31 entries. On CUDA nothing waits for t
 has kernels for it; torch's own operations look at the indices first.
 """
 
-from ringprune.ops.accumulate import accumulate
+from ringprune.ops.accumulate import Sent, accumulate
 from ringprune.ops.accumulate_select import TALLY, Hints, accumulate_select
 from ringprune.ops.checks import MAX_POSITIONS
 from ringprune.ops.count_nonfinite import count_nonfinite
@@ -23,6 +23,7 @@ __all__ = [
     "PAD",
     "TALLY",
     "Hints",
+    "Sent",
     "accumulate",
     "accumulate_select",
     "backend",

@@ -86,14 +86,14 @@ def _passes(bucket: Bucket, repetitions: int) -> dict[str, float]:
     """Whatever reads or writes all entries."""
     positions = bucket.beside()
     few = positions[:: max(1, positions.numel() // FEW)].contiguous()
-    state = bucket.out_residual.clone(), bucket.out_velocity.clone()
-    values = ops.take(*state, positions, bucket.offsets)
+    pack = partial(packing.pack, bucket.out_residual.clone(), bucket.out_velocity.clone(), positions, bucket.offsets)
+    values, _ = pack()
     calls: dict[str, Call] = {
         "select": bucket.beside,
         "accumulate": partial(_accumulate, bucket),
         "copy": partial(packing.flatten, bucket.grads, [1.0], torch.empty_like(bucket.grad)),
         "whole": partial(ops.count_nonfinite, bucket.grads),
-        "take": partial(ops.take, *state, positions, bucket.offsets),
+        "take": pack,
         "put": partial(ops.put, bucket.grads, positions, values),
         "fill": partial(ops.put, bucket.grads, few, values[: few.numel()]),
     }
@@ -110,6 +110,7 @@ def _accumulate(bucket: Bucket) -> None:
         factors=[1.0],
         momentum=[MOMENTUM],
         nesterov=[False],
+        sent=bucket.sent,
     )
 
 
