@@ -23,7 +23,21 @@ inline float change(const Run& run, int64_t i) {
   return result;
 }
 
-// The results at entries that were sent, made once more of what is left there; calls done(i) for each.
+// Replaces one entry; where `grouped`, all kGroup entries that it lies among are stored with it. A store of its own
+// would hold up the load of the vector it lies in until all stores before it are done, those past the caches too.
+template <class T>
+inline void replace(T* entries, int64_t i, T value, bool grouped) {
+  if (!grouped) {
+    entries[i] = value;
+    return;
+  }
+  T* group = entries + i / kGroup * kGroup;
+  const auto lane = static_cast<int32_t>(i % kGroup);
+#pragma omp simd
+  for (int32_t j = 0; j < kGroup; ++j) group[j] = j == lane ? value : group[j];
+}
+
+// The results at entries that were sent, made once more of what is left there; calls done(i, residual) for each.
 template <Correction kCorrection, class Done>
 inline void mend(const Run& run, const Done& done) {
   const Left& left = run.left;
@@ -32,11 +46,13 @@ inline void mend(const Run& run, const Done& done) {
     float change = run.grad[i] * run.factor;
     if constexpr (kCorrection != kNoMomentum) {
       // The outputs may be the inputs, so the old velocity may be gone; where it counts, the new one has it.
-      if (left.masked) run.velocity_out[i] = run.momentum * 0.0f + change;
-      change = added<kCorrection == kNesterov>(change, run.momentum, run.velocity_out[i]);
+      const float velocity = left.masked ? run.momentum * 0.0f + change : run.velocity_out[i];
+      if (left.masked) replace(run.velocity_out, i, velocity, run.streams);
+      change = added<kCorrection == kNesterov>(change, run.momentum, velocity);
     }
-    run.residual_out[i] = (left.rest ? left.rest[j] : 0.0f) + change;
-    done(i);
+    const float residual = (left.rest ? left.rest[j] : 0.0f) + change;
+    replace(run.residual_out, i, residual, run.streams);
+    done(i, residual);
   }
 }
 
@@ -90,7 +106,7 @@ inline int64_t accumulate_run(const Run& run) {
     nonfinite += is_nonfinite(run.grad[i]);
     run.residual_out[i] = run.residual[i] + change<kCorrection>(run, i);
   }
-  mend<kCorrection>(run, [](int64_t) {});
+  mend<kCorrection>(run, [](int64_t, float) {});
   return nonfinite;
 }
 
@@ -111,8 +127,9 @@ inline int64_t accumulate_keys_run(const Run& run, uint32_t* keys) {
     run.residual_out[i] = residual;
     keys[i] = key_of(Score{}(residual, run.weight[i], run.parameter));
   }
-  mend<kCorrection>(run,
-                    [&](int64_t i) { keys[i] = key_of(Score{}(run.residual_out[i], run.weight[i], run.parameter)); });
+  mend<kCorrection>(run, [&](int64_t i, float residual) {
+    replace(keys, i, key_of(Score{}(residual, run.weight[i], run.parameter)), run.streams);
+  });
   return nonfinite;
 }
 
