@@ -23,12 +23,9 @@ def pack(
         offsets: the bucket's offsets.
 
     Returns:
-        Float32 values, one per index; and what has to leave the state with the next pass over it. On CUDA, where
-        scattered writes cost little, it has left already, and that is None.
+        Float32 values, one per index; and what leaves the state with the next pass over it, None where it has left.
     """
-    if residual.is_cuda:
-        return ops.take(residual, velocity, indices, offsets), None
-    return residual.index_select(0, indices), ops.Sent(indices, None, velocity is not None)
+    return ops.take_lazily(residual, velocity, indices, offsets)
 
 
 def unpack(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:

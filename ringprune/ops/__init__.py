@@ -6,7 +6,7 @@ are int32, so a bucket has fewer than 2**31 entries. On CUDA nothing waits for t
 has kernels for it; torch's own operations look at the indices first.
 """
 
-from ringprune.ops.accumulate import Sent, accumulate
+from ringprune.ops.accumulate import accumulate
 from ringprune.ops.accumulate_select import TALLY, Hints, accumulate_select
 from ringprune.ops.checks import MAX_POSITIONS
 from ringprune.ops.count_nonfinite import count_nonfinite
@@ -15,6 +15,7 @@ from ringprune.ops.importance import importance
 from ringprune.ops.library import backend, native_build, native_path
 from ringprune.ops.put import put
 from ringprune.ops.select import PAD, select
+from ringprune.ops.sent import Sent, take_lazily
 from ringprune.ops.square_sum import square_sum
 from ringprune.ops.take import take
 
@@ -36,4 +37,5 @@ __all__ = [
     "select",
     "square_sum",
     "take",
+    "take_lazily",
 ]

@@ -1,9 +1,7 @@
 """Add corrected gradients to the residual: stage 1 of the exchange."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,33 +21,15 @@ from ringprune.ops.checks import (
 from ringprune.ops.count_nonfinite import count_nonfinite_reference
 from ringprune.ops.give_back import give_back_reference
 from ringprune.ops.library import call, define
+from ringprune.ops.sent import SENT, Sent
 from ringprune.ops.take import take_reference
 
-__all__ = ["Sent", "accumulate", "accumulate_reference", "arguments_of", "check_accumulation"]
+__all__ = ["accumulate", "accumulate_reference", "check_accumulation"]
 
-SENT = "Tensor? sent=None, Tensor? rest=None, bool masks=False"
 SCHEMA = (
     "accumulate(Tensor[] grads, Tensor residual, Tensor? velocity, *, Tensor(a!) residual_out, "
     f"Tensor(b!)? velocity_out, float[] factors, float[] momentum, bool[] nesterov, {SENT}) -> Tensor"
 )
-
-
-@dataclass(frozen=True)
-class Sent:
-    """What has been sent of a residual since it was written: a pass over it reads it as if that had left.
-
-    Where it leaves at once (:func:`take`, :func:`give_back`), each entry waits for lines of memory by itself, twice.
-    The result is the same, to the bit.
-
-    Attributes:
-        indices: int32 [K], strictly ascending positions in [0, N).
-        rest: float32 [K], what is left of the residual there: what rounding dropped; None is nothing.
-        masks: of the velocity nothing is left there, but in tensors sent whole (momentum factor masking).
-    """
-
-    indices: Tensor
-    rest: Tensor | None = None
-    masks: bool = False
 
 
 def accumulate(
@@ -107,16 +87,9 @@ def accumulate(
         factors=factors,
         momentum=momentum,
         nesterov=nesterov,
-        **arguments_of(sent),
+        **Sent.arguments(sent),
     )
     return nonfinite
-
-
-def arguments_of(sent: Sent | None) -> dict[str, Any]:
-    """What was sent, as the op takes it."""
-    if sent is None:
-        return {"sent": None, "rest": None, "masks": False}
-    return {"sent": sent.indices, "rest": sent.rest, "masks": sent.masks}
 
 
 def check_accumulation(

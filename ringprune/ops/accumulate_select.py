@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ringprune.errors import ConfigurationError
-from ringprune.ops.accumulate import SENT, Sent, accumulate_reference, arguments_of, check_accumulation
+from ringprune.ops.accumulate import accumulate_reference, check_accumulation
 from ringprune.ops.checks import (
     FLOATS,
     check_flat,
@@ -21,6 +21,7 @@ from ringprune.ops.checks import (
 from ringprune.ops.importance import check_score, importance_reference
 from ringprune.ops.library import call, define
 from ringprune.ops.select import check_counts, select_reference
+from ringprune.ops.sent import SENT, Sent
 
 __all__ = ["TALLY", "Hints", "accumulate_select"]
 
@@ -124,7 +125,7 @@ def accumulate_select(
         counts=counts,
         hints=hints.keys,
         tally=hints.tally,
-        **arguments_of(sent),
+        **Sent.arguments(sent),
     )
     return positions, nonfinite
 
