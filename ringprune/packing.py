@@ -11,7 +11,7 @@ __all__ = ["flatten", "no_rows", "pack", "unflatten", "unpack"]
 
 
 def pack(
-    residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Sequence[int]
+    residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Sequence[int], *, lazily: bool
 ) -> tuple[Tensor, ops.Sent | None]:
     """[5] Take the residual at ``indices``.
 
@@ -21,11 +21,14 @@ def pack(
             momentum factor masking, arXiv 1712.01887, eq. 9); None to keep it.
         indices: int32, ascending, the agreed set.
         offsets: the bucket's offsets.
+        lazily: what is taken may leave with the next pass over the state, where that costs less.
 
     Returns:
-        Float32 values, one per index; and what leaves the state with the next pass over it, None where it has left.
+        Float32 values, one per index; and what is to leave the state with the next pass, None where it has left.
     """
-    return ops.take_lazily(residual, velocity, indices, offsets)
+    if lazily:
+        return ops.take_lazily(residual, velocity, indices, offsets)
+    return ops.take(residual, velocity, indices, offsets), None
 
 
 def unpack(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:

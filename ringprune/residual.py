@@ -117,6 +117,9 @@ class Residual:
         low_pass: share of a step's change that the residual takes on: with what is left over after sending ``p``, it
             becomes ``(1 - low_pass) * residual + low_pass * p``.
 
+    What was sent leaves the state when that is read next, by a pass or through one of the properties here. So a tensor
+    that was got before a step is not the state after it, also where the step is made in place.
+
     Attributes:
         expected: float32, shape ``(numel,)``: what every entry moves by at each step whether it is sent or not; a step
             begins from the residual less this. None is nothing.
@@ -185,9 +188,10 @@ class Residual:
         Returns:
             How many entries of each gradient are NaN or infinite, int64.
         """
+        begin = self._begin()  # asked first: what was sent may leave there
         result = ops.accumulate(
             grads,
-            self._begin(),
+            begin,
             self._now.velocity,
             residual_out=self._next.residual,
             velocity_out=self._next.velocity,
@@ -208,9 +212,10 @@ class Residual:
             The positions of the largest scores, int32, as :func:`ringprune.ops.select` gives them; and the counts of
             :meth:`accumulate`.
         """
+        begin = self._begin()
         result = ops.accumulate_select(
             grads,
-            self._begin(),
+            begin,
             self._now.velocity,
             weights,
             residual_out=self._next.residual,
@@ -226,6 +231,11 @@ class Residual:
         )
         self._next.sent = None
         return result
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next to read the step being made is an accumulating pass, as far as the residual knows."""
+        return self._low_pass == 1 and self.expected is None and self._next.sent is None
 
     def leave(self, sent: ops.Sent | None) -> None:
         """[5] What was taken of the step being made leaves it when it is read next; None has left already."""
@@ -261,6 +271,8 @@ class Residual:
         if self._low_pass < 1:  # an entry that has not changed stays as it is, to the bit
             self.next_residual.sub_(self.residual).mul_(self._low_pass).add_(self.residual)
         self._now, self._next = self._next, self._now
+        if self._next is not self._now:
+            self._next.sent = None  # nobody goes back to that state
 
     def rollback(self) -> None:
         """The step is not made: the state is what it was before :meth:`accumulate`."""

@@ -35,8 +35,8 @@ class Pass {
     int64_t nonfinite = 0;
     const int32_t* next = bucket_.leaving().from(part.lo);
     for_each_block(part.lo, part.hi, [&](int64_t lo, int64_t count) {
-      const Left left = bucket_.leaving().of(part.tensor, lo, count, next);
-      nonfinite += accumulate_keys(run(part.tensor, lo, count, rooms, left), keys.data());
+      const Gone gone = bucket_.leaving().of(part.tensor, lo, count, next);
+      nonfinite += accumulate_keys(run(part.tensor, lo, count, rooms, gone), keys.data());
       if (prefetches_) ahead(part.tensor, lo + count, std::min(kBlock, part.hi - lo - count));
       part.add(loop, keys.data(), count, lo);
     });
@@ -70,9 +70,9 @@ class Pass {
     weights_[tensor].ahead(lo - offsets_[tensor], count);
   }
 
-  Run run(int64_t tensor, int64_t lo, int64_t count, Rooms& rooms, const Left& left = {}) const {
+  Run run(int64_t tensor, int64_t lo, int64_t count, Rooms& rooms, const Gone& gone = {}) const {
     const Loops& loop = loops();
-    Run run = bucket_.run(loop, tensor, lo, count, rooms, left);
+    Run run = bucket_.run(loop, tensor, lo, count, rooms, gone);
     run.weight = weights_[tensor].at(loop, lo - offsets_[tensor], count, rooms.weight.data());
     run.parameter = static_cast<float>(parameters_[tensor]);
     return run;

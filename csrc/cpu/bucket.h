@@ -72,13 +72,14 @@ class Leaving {
     }
   }
 
-  // What leaves of flat positions [lo, lo + count) of a tensor; `from` lies at or before the first of it.
-  Left of(int64_t tensor, int64_t lo, int64_t count, const int32_t*& from) const {
-    while (from != end_ && *from < lo) ++from;
-    const int32_t* first = from;
-    while (from != end_ && *from < lo + count) ++from;
-    const bool masked = first != from && masked_[tensor];
-    return {first, from - first, rest_ ? rest_ + (first - first_) : nullptr, lo, masked};
+  // What is gone of flat positions [lo, lo + count) of a tensor; `next` lies at or before the first of it, and is moved
+  // behind the last.
+  Gone of(int64_t tensor, int64_t lo, int64_t count, const int32_t*& next) const {
+    while (next != end_ && *next < lo) ++next;
+    const int32_t* first = next;
+    while (next != end_ && *next < lo + count) ++next;
+    const bool masked = first != next && masked_[tensor];
+    return {first, next - first, rest_ ? rest_ + (first - first_) : nullptr, lo, masked};
   }
 
   // The first that lies at or behind a flat position.
@@ -113,8 +114,8 @@ class Bucket {
 
   const Leaving& leaving() const { return leaving_; }
 
-  // The run of flat positions [lo, lo + count) of a tensor, which `left` leaves.
-  Run run(const Loops& loop, int64_t tensor, int64_t lo, int64_t count, Rooms& rooms, const Left& left = {}) const {
+  // The run of flat positions [lo, lo + count) of a tensor, of which `gone` was sent.
+  Run run(const Loops& loop, int64_t tensor, int64_t lo, int64_t count, Rooms& rooms, const Gone& gone = {}) const {
     return {
         grads_[tensor].at(loop, lo - offsets_[tensor], count, rooms.grad.data()),
         nullptr,
@@ -127,7 +128,7 @@ class Bucket {
         static_cast<float>(given_.momentum[tensor]),
         0.0f,
         streams_,
-        left,
+        gone,
     };
   }
 

@@ -29,7 +29,7 @@ constexpr int64_t kStreamed = int64_t{1} << 22;
 
 // Entries that were sent of a run's state, in ascending order: they are read as the rest, or 0 without one, and where
 // `masked` their velocities as 0.
-struct Left {
+struct Gone {
   const int32_t* entry = nullptr;
   int64_t count = 0;
   const float* rest = nullptr;
@@ -52,14 +52,15 @@ struct Run {
   float momentum;
   float parameter;
   bool streams;
-  Left left;
+  Gone gone;
 };
 
 struct Loops {
   const char* name;
   // Accumulates; returns how many gradients are NaN or infinite.
   int64_t (*accumulate[kCorrections])(const Run&);
-  // The same, and writes the keys of the new residual's scores; up to kGroup more may be overwritten.
+  // The same, and writes the keys of the new residual's scores; where the run streams, up to kGroup more may be
+  // overwritten.
   int64_t (*accumulate_keys[kCorrections][kScores])(const Run&, uint32_t* keys);
   // The keys of residual_out's scores alone.
   void (*keys[kScores])(const Run&, uint32_t* keys);

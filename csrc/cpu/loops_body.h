@@ -40,31 +40,31 @@ inline void replace(T* entries, int64_t i, T value, bool grouped) {
 // The results at entries that were sent, made once more of what is left there; calls done(i, residual) for each.
 template <Correction kCorrection, class Done>
 inline void mend(const Run& run, const Done& done) {
-  const Left& left = run.left;
-  for (int64_t j = 0; j < left.count; ++j) {
-    const int64_t i = left.entry[j] - left.base;
-    float change = run.grad[i] * run.factor;
+  const Gone& gone = run.gone;
+  for (int64_t j = 0; j < gone.count; ++j) {
+    const int64_t i = gone.entry[j] - gone.base;
+    float more = run.grad[i] * run.factor;
     if constexpr (kCorrection != kNoMomentum) {
       // The outputs may be the inputs, so the old velocity may be gone; where it counts, the new one has it.
-      const float velocity = left.masked ? run.momentum * 0.0f + change : run.velocity_out[i];
-      if (left.masked) replace(run.velocity_out, i, velocity, run.streams);
-      change = added<kCorrection == kNesterov>(change, run.momentum, velocity);
+      const float velocity = gone.masked ? run.momentum * 0.0f + more : run.velocity_out[i];
+      if (gone.masked) replace(run.velocity_out, i, velocity, run.streams);
+      more = added<kCorrection == kNesterov>(more, run.momentum, velocity);
     }
-    const float residual = (left.rest ? left.rest[j] : 0.0f) + change;
+    const float residual = (gone.rest ? gone.rest[j] : 0.0f) + more;
     replace(run.residual_out, i, residual, run.streams);
     done(i, residual);
   }
 }
 
-// Cuts off what leaves the first `count` entries.
-inline Left cut(Left& left, int64_t count) {
-  Left part = left;
+// Cuts off what is gone of the first `count` entries.
+inline Gone cut(Gone& gone, int64_t count) {
+  Gone part = gone;
   part.count = 0;
-  while (part.count < left.count && left.entry[part.count] - left.base < count) ++part.count;
-  left.entry += part.count;
-  left.count -= part.count;
-  left.base += count;
-  if (left.rest) left.rest += part.count;
+  while (part.count < gone.count && gone.entry[part.count] - gone.base < count) ++part.count;
+  gone.entry += part.count;
+  gone.count -= part.count;
+  gone.base += count;
+  if (gone.rest) gone.rest += part.count;
   return part;
 }
 
@@ -78,7 +78,7 @@ inline int64_t streamed(const Run& run, const Body& body) {
   alignas(64) float velocity[kPiece];
   const auto start = static_cast<int64_t>(reinterpret_cast<uintptr_t>(run.residual_out) / sizeof(float));
   int64_t result = 0;
-  Left left = run.left;
+  Gone gone = run.gone;
   for (int64_t i = 0; i < run.count;) {
     const int64_t count = std::min(kPiece - (start + i) % kPiece, run.count - i);
     Run piece = run;
@@ -89,7 +89,7 @@ inline int64_t streamed(const Run& run, const Body& body) {
     piece.residual_out = residual;
     piece.velocity_out = velocity;
     piece.count = count;
-    piece.left = cut(left, count);
+    piece.gone = cut(gone, count);
     result += body(piece, i);
     stream(residual, count, run.residual_out + i);
     if (run.velocity) stream(velocity, count, run.velocity_out + i);

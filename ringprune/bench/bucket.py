@@ -132,7 +132,7 @@ class Bucket:
     def full(self) -> None:
         """The whole local step: select, take the values, write them into otherwise zero gradients."""
         positions = self.fused()
-        values, self._taken = packing.pack(self.out_residual, self.out_velocity, positions, self.offsets)
+        values, self._taken = packing.pack(self.out_residual, self.out_velocity, positions, self.offsets, lazily=True)
         ops.put(self.grads, positions, values)
 
     def rms(self) -> Tensor:

@@ -29,7 +29,8 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 )
 
 LEGEND = """\
-fused     accumulate, score and select in one pass, with its share of the rms refresh; 24 bytes per entry counted
+fused     accumulate, score and select in one pass, with its share of the rms refresh; what was sent before leaves
+          with it; 24 bytes per entry counted
 / pass 1  time of fused over the same pass without selection
 / memory  time of fused over that of moving its 24 bytes as fast as a triad moves its 16 (write-allocate counted)
 full      fused, then pack and put: the whole local step of a bucket

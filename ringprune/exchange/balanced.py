@@ -26,6 +26,8 @@ class BalancedLane(PackedLane):
         setting: what it shares with the other lanes.
     """
 
+    passes_next = False  # rests of sums are added
+
     def __init__(self, bucket: Bucket, setting: Setting) -> None:
         super().__init__(bucket, setting)
         self._sum: BalancedReduction | None = None

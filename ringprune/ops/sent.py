@@ -8,17 +8,20 @@ from torch import Tensor
 
 from ringprune.ops.take import take
 
-__all__ = ["SENT", "Sent", "take_lazily"]
+__all__ = ["SENT", "SPARSE", "Sent", "take_lazily"]
 
 SENT = "Tensor? sent=None, Tensor? rest=None, bool masks=False"
 """The same in the schemas of the ops that accumulate."""
+
+SPARSE = 20
+"""Of how many entries at least one may leave with a pass: they cost it more the closer they lie together."""
 
 
 @dataclass(frozen=True)
 class Sent:
     """What has been sent of a residual since it was written: a pass over it reads it as if that had left.
 
-    Where it leaves at once (:func:`take`, :func:`give_back`), each entry waits for lines of memory by itself, twice.
+    Where it leaves at once (:func:`take`, :func:`give_back`), each entry waits for lines of memory of its own.
     The result is the same, to the bit.
 
     Attributes:
@@ -44,8 +47,8 @@ def take_lazily(
 ) -> tuple[Tensor, Sent | None]:
     """Return the residual at ``indices``, and what is to leave it with the next pass.
 
-    Where scattered writes cost little, on CUDA, this is :func:`take`: it has left at once, and that is None. Elsewhere
-    nothing is written, and indices are checked by the pass.
+    Where that costs more, on CUDA or where more than one in ``SPARSE`` entries is taken, this is :func:`take`: it has
+    left at once, and that is None. Elsewhere nothing is written, and indices are checked by the pass.
 
     Args:
         residual: float32 [N], the tensors' residuals one after another.
@@ -56,6 +59,6 @@ def take_lazily(
     Returns:
         Values, float32 [K]; and what was sent.
     """
-    if residual.is_cuda:
+    if residual.is_cuda or indices.numel() * SPARSE > residual.numel():
         return take(residual, velocity, indices, offsets), None
     return residual.index_select(0, indices), Sent(indices, None, velocity is not None)

@@ -45,6 +45,11 @@ def left(residual: Tensor, velocity: Tensor | None, sent: Sent, offsets: list[in
     return residual, velocity
 
 
+def shifted(like: Tensor, entries: int) -> Tensor:
+    """A tensor to write to, of which the first entries lie in a line of memory with others."""
+    return torch.full((like.numel() + entries,), 7.0)[entries:]
+
+
 def check(
     backend: Backend,
     grads: list[Tensor],
@@ -62,8 +67,8 @@ def check(
     def made(residual: Tensor, velocity: Tensor | None, sent: Sent | None) -> list[Tensor]:
         before = residual.clone(), None if velocity is None else velocity.clone()
         out, velocity_out = residual, velocity
-        if not in_place:
-            out, velocity_out = torch.full_like(out, 7.0), None if velocity is None else torch.full_like(velocity, 7.0)
+        if not in_place:  # anywhere between two lines of memory
+            out, velocity_out = shifted(residual, 5), None if velocity is None else shifted(velocity, 13)
         weights, more = [], {}
         if select is not None:
             hints = ops.Hints.none(len(grads), residual.device)
@@ -160,6 +165,12 @@ def test_large_buckets(
         threads(number)
         check(host, grads, state, state.flip(0), sent, in_place=in_place, **numbers)
         check(host, grads, state, state.flip(0), sent, in_place=in_place, select=select, **numbers)
+        if host.name == "native":  # what the call has remembered of these scores fits the same call
+            hints = ops.Hints.none(count, state.device)
+            remembered = {key: value for key, value in select.items() if key != "hints"}
+            outs = {"residual_out": torch.empty_like(state), "velocity_out": torch.empty_like(state)}
+            ops.accumulate_select(grads, state, state.flip(0), **remembered, **outs, **numbers, hints=hints, sent=sent)
+            select["hints"] = hints.keys
 
 
 def good() -> Arguments:
@@ -222,14 +233,29 @@ def test_bad_arguments_are_named_and_nothing_is_written(
         assert_same_bits(tensor, old)
 
 
-def test_kernels_that_do_not_know_of_it_refuse_it(device_kernels: Backend) -> None:
+@pytest.mark.parametrize("selecting", [False, True])
+def test_kernels_that_do_not_know_of_it_refuse_it(device_kernels: Backend, selecting: bool) -> None:
     arguments = moved(good(), device_kernels.device)
+    sent = Sent(at(1, 3).to(device_kernels.device))
     with pytest.raises(ConfigurationError, match="sent is for the CPU; elsewhere take"):
-        ops.accumulate(**arguments, sent=Sent(at(1, 3).to(device_kernels.device)))
+        if selecting:
+            hints = ops.Hints.none(2, arguments["residual"].device)
+            weights = [torch.ones_like(grad) for grad in arguments["grads"]]
+            select = {"weights": weights, "score": "sum", "parameters": [1.0, 1.0], "counts": [1, 1], "hints": hints}
+            ops.accumulate_select(**arguments, **select, sent=sent)
+        else:
+            ops.accumulate(**arguments, sent=sent)
     assert bool((arguments["residual_out"] == 1.0).all())
 
 
-def test_opcheck() -> None:
+@pytest.mark.parametrize("selecting", [False, True])
+def test_opcheck(selecting: bool) -> None:
     arguments = good() | {"sent": at(1, 2), "rest": torch.ones(2), "masks": True}
     positional = [arguments.pop(name) for name in ("grads", "residual", "velocity")]
-    torch.library.opcheck(torch.ops.ringprune.accumulate.default, positional, arguments)
+    op = torch.ops.ringprune.accumulate.default
+    if selecting:
+        op = torch.ops.ringprune.accumulate_select.default
+        positional.append([torch.ones(2), torch.ones(3)])
+        arguments |= {"score": "ratio", "parameters": [0.1, 0.1], "counts": [1, 1]}
+        arguments |= {"hints": torch.zeros(2, 2, dtype=torch.int32), "tally": torch.zeros(4, dtype=torch.int64)}
+    torch.library.opcheck(op, positional, arguments)

@@ -16,7 +16,7 @@ Break: TypeAlias = Callable[[Values, str, Any], Any]
 """Given an argument's name and value, returns the value broken; None where this cannot be done to it."""
 
 LISTS = ("grads", "weights", "outputs", "tensors")
-FREE_LENGTH = ("outputs", "tensors", "indices", "sent")  # one more or less is another call that works
+FREE_LENGTH = ("outputs", "tensors", "indices", "sent")  # one more or less may be another call that works
 OPTIONAL = ("sent", "rest")
 STILL_FITS = (("take", "velocity", "missing"), ("give_back", "residual", "length"))
 NUMBERS = ("factors", "momentum", "parameters")
