@@ -30,7 +30,7 @@ class Pass {
   int64_t accumulate(Part& part) const {
     const Loops& loop = loops();
     const auto accumulate_keys = loop.accumulate_keys[bucket_.correction(part.tensor)][score_];
-    alignas(64) std::array<uint32_t, kBlock + kGroup> keys;
+    alignas(64) std::array<uint32_t, kBlock> keys;
     Rooms rooms;
     int64_t nonfinite = 0;
     const int32_t* next = bucket_.leaving().from(part.lo);

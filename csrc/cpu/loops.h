@@ -18,9 +18,6 @@ enum ScoreNumber { kRatio, kMagnitude, kSum, kProduct, kScores };
 // How momentum enters the residual.
 enum Correction { kNoMomentum, kMomentum, kNesterov, kCorrections };
 
-// Entries that are stored together where one of them is replaced.
-constexpr int64_t kGroup = 16;
-
 // Keys that are compared at a time, a bit for each.
 constexpr int64_t kWord = 64;
 
@@ -59,8 +56,7 @@ struct Loops {
   const char* name;
   // Accumulates; returns how many gradients are NaN or infinite.
   int64_t (*accumulate[kCorrections])(const Run&);
-  // The same, and writes the keys of the new residual's scores; where the run streams, up to kGroup more may be
-  // overwritten.
+  // The same, and writes the keys of the new residual's scores.
   int64_t (*accumulate_keys[kCorrections][kScores])(const Run&, uint32_t* keys);
   // The keys of residual_out's scores alone.
   void (*keys[kScores])(const Run&, uint32_t* keys);

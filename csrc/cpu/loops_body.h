@@ -23,15 +23,17 @@ inline float change(const Run& run, int64_t i) {
   return result;
 }
 
-// Replaces one entry; where `grouped`, all kGroup entries that it lies among are stored with it. A store of its own
+// Entries that are stored together where one of them is replaced.
+constexpr int64_t kGroup = 16;
+
+// Replaces one result. Where the run streams, all kGroup that it lies among are stored with it: a store of its own
 // would hold up the load of the vector it lies in until all stores before it are done, those past the caches too.
-template <class T>
-inline void replace(T* entries, int64_t i, T value, bool grouped) {
-  if (!grouped) {
-    entries[i] = value;
+inline void replace(const Run& run, float* results, int64_t i, float value) {
+  if (!run.streams) {
+    results[i] = value;
     return;
   }
-  T* group = entries + i / kGroup * kGroup;
+  float* group = results + i / kGroup * kGroup;
   const auto lane = static_cast<int32_t>(i % kGroup);
 #pragma omp simd
   for (int32_t j = 0; j < kGroup; ++j) group[j] = j == lane ? value : group[j];
@@ -47,11 +49,11 @@ inline void mend(const Run& run, const Done& done) {
     if constexpr (kCorrection != kNoMomentum) {
       // The outputs may be the inputs, so the old velocity may be gone; where it counts, the new one has it.
       const float velocity = gone.masked ? run.momentum * 0.0f + more : run.velocity_out[i];
-      if (gone.masked) replace(run.velocity_out, i, velocity, run.streams);
+      if (gone.masked) replace(run, run.velocity_out, i, velocity);
       more = added<kCorrection == kNesterov>(more, run.momentum, velocity);
     }
     const float residual = (gone.rest ? gone.rest[j] : 0.0f) + more;
-    replace(run.residual_out, i, residual, run.streams);
+    replace(run, run.residual_out, i, residual);
     done(i, residual);
   }
 }
@@ -70,6 +72,7 @@ inline Gone cut(Gone& gone, int64_t count) {
 
 // Entries whose results go past the caches together: their stores have to overlap with the reads of the next ones.
 constexpr int64_t kPiece = 128;
+static_assert(kPiece % kGroup == 0);
 
 // Calls body(run, i) for the pieces of a run that begin at entry i, and stores their results past the caches.
 template <class Body>
@@ -127,9 +130,8 @@ inline int64_t accumulate_keys_run(const Run& run, uint32_t* keys) {
     run.residual_out[i] = residual;
     keys[i] = key_of(Score{}(residual, run.weight[i], run.parameter));
   }
-  mend<kCorrection>(run, [&](int64_t i, float residual) {
-    replace(keys, i, key_of(Score{}(residual, run.weight[i], run.parameter)), run.streams);
-  });
+  mend<kCorrection>(
+      run, [&](int64_t i, float residual) { keys[i] = key_of(Score{}(residual, run.weight[i], run.parameter)); });
   return nonfinite;
 }
 
