@@ -11,6 +11,26 @@
 
 namespace ringprune {
 
+// What has been sent of a state since it was written: a pass reads the state as if it had left.
+struct Sent {
+  const std::optional<at::Tensor>& indices;
+  const std::optional<at::Tensor>& rest;
+  bool masks;  // velocities leave as well, but in tensors that were sent whole
+
+  void check(const char* op, int64_t numel) const {
+    TORCH_CHECK_VALUE(indices || !rest, "ringprune::", op,
+                      ": rest is what is left where something was sent; sent is None");
+    if (indices) check_indices(op, *indices, numel, "sent");
+    if (rest) check_flat({op, "rest"}, *rest, at::kFloat, indices->numel());
+  }
+
+  // For kernels that do not know of it.
+  void refuse(const char* op) const {
+    TORCH_CHECK_VALUE(!indices && !rest, "ringprune::", op,
+                      ": sent is for the CPU; elsewhere take() is needed, and sent None");
+  }
+};
+
 // The arguments of one call; it holds no tensor of its own and must not outlive the call.
 struct Accumulation {
   const char* op;
@@ -22,6 +42,7 @@ struct Accumulation {
   at::ArrayRef<double> factors;
   at::ArrayRef<double> momentum;
   const c10::List<bool>& nesterov;
+  Sent sent;
 
   // Checks everything the passes rely on; returns where each tensor starts.
   std::vector<int64_t> check() const {
@@ -40,6 +61,7 @@ struct Accumulation {
     check_numbers({op, "factors"}, factors, grads.size());
     check_numbers({op, "momentum"}, momentum, grads.size());
     check_length({op, "nesterov"}, nesterov.size(), grads.size());
+    device.is_cpu() ? sent.check(op, numel) : sent.refuse(op);
     check_overlaps();
     return offsets;
   }
@@ -57,6 +79,11 @@ struct Accumulation {
                            int64_t position = -1) {
       check_overlap({op, name}, written, {op, other_name, position}, other);
     };
+    const auto check_apart = [&](const char* name, const std::optional<at::Tensor>& tensor) {
+      if (!tensor) return;
+      check("residual_out", residual_out, name, *tensor);
+      if (velocity_out) check("velocity_out", *velocity_out, name, *tensor);
+    };
     const auto is = [](const at::Tensor& a, const at::Tensor& b) { return a.const_data_ptr() == b.const_data_ptr(); };
     if (!is(residual_out, residual)) check("residual_out", residual_out, "residual", residual);
     if (velocity) {
@@ -65,6 +92,8 @@ struct Accumulation {
       check("residual_out", residual_out, "velocity_out", *velocity_out);
       check("velocity_out", *velocity_out, "residual", residual);
     }
+    check_apart("sent", sent.indices);
+    check_apart("rest", sent.rest);
     for (size_t i = 0; i < grads.size(); ++i) {
       check("residual_out", residual_out, "grads", grads[i], static_cast<int64_t>(i));
       if (velocity) check("velocity_out", *velocity_out, "grads", grads[i], static_cast<int64_t>(i));

@@ -13,11 +13,17 @@
 
 namespace ringprune {
 
+// What is added to the residual of one gradient, with the velocity that it has been added to.
+template <bool kNesterov>
+C10_HOST_DEVICE inline float added(float gradient, float momentum, float velocity) {
+  return kNesterov ? momentum * velocity + gradient : velocity;
+}
+
 // Momentum correction of one gradient: returns what is added to the residual, and updates the velocity.
 template <bool kNesterov>
 C10_HOST_DEVICE inline float corrected(float gradient, float momentum, float& velocity) {
   velocity = momentum * velocity + gradient;
-  return kNesterov ? momentum * velocity + gradient : velocity;
+  return added<kNesterov>(gradient, momentum, velocity);
 }
 
 // The scores of ringprune/ops/importance.py: each sees one residual, its weight and its tensor's parameter.

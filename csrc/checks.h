@@ -106,8 +106,8 @@ inline void check_positions(const char* op, int64_t numel) {
 }
 
 // Refuses indices that are not int32, 1-D and strictly ascending in [0, numel); names the first that is wrong.
-inline void check_indices(const char* op, const at::Tensor& indices, int64_t numel) {
-  check_flat({op, "indices"}, indices, at::kInt, indices.numel());
+inline void check_indices(const char* op, const at::Tensor& indices, int64_t numel, const char* name = "indices") {
+  check_flat({op, name}, indices, at::kInt, indices.numel());
   check_positions(op, numel);
   const int32_t* index = indices.const_data_ptr<int32_t>();
   const int64_t count = indices.numel();
@@ -123,9 +123,9 @@ inline void check_indices(const char* op, const at::Tensor& indices, int64_t num
   });
   const int64_t bad = first_bad.load();
   if (bad == count) return;
-  TORCH_CHECK_VALUE(index[bad] >= 0 && index[bad] < numel, Name{op, "indices", bad}.str(), " = ", index[bad],
+  TORCH_CHECK_VALUE(index[bad] >= 0 && index[bad] < numel, Name{op, name, bad}.str(), " = ", index[bad],
                     " is not in [0, ", numel, ")");
-  TORCH_CHECK_VALUE(false, Name{op, "indices", bad}.str(), " = ", index[bad], " is not above indices[", bad - 1,
+  TORCH_CHECK_VALUE(false, Name{op, name, bad}.str(), " = ", index[bad], " is not above ", name, "[", bad - 1,
                     "] = ", index[bad - 1], "; they must be strictly ascending");
 }
 

@@ -7,44 +7,28 @@ from torch import Tensor
 
 from ringprune import ops
 
-__all__ = ["flatten", "give_back", "no_rows", "pack", "pack_whole", "unflatten", "unpack"]
+__all__ = ["flatten", "no_rows", "pack", "unflatten", "unpack"]
 
 
-def pack(residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Sequence[int]) -> Tensor:
-    """[5] Take the residual at ``indices`` and clear it there.
+def pack(
+    residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Sequence[int], *, lazily: bool
+) -> tuple[Tensor, ops.Sent | None]:
+    """[5] Take the residual at ``indices``.
 
     Args:
-        residual: float32, shape ``(n,)``; changed.
+        residual: float32, shape ``(n,)``.
         velocity: float32, shape ``(n,)``, cleared as well where selection left something out of a tensor (DGC's
             momentum factor masking, arXiv 1712.01887, eq. 9); None to keep it.
         indices: int32, ascending, the agreed set.
         offsets: the bucket's offsets.
+        lazily: what is taken may leave with the next pass over the state, where that costs less.
 
     Returns:
-        float32 values, one per index.
+        Float32 values, one per index; and what is to leave the state with the next pass, None where it has left.
     """
-    return ops.take(residual, velocity, indices, offsets)
-
-
-def pack_whole(residual: Tensor) -> Tensor:
-    """[5] Take all of the residual; the velocity stays, as nothing was left out."""
-    values = residual.clone()
-    residual.zero_()
-    return values
-
-
-def give_back(residual: Tensor, indices: Tensor | None, rest: Tensor) -> None:
-    """Keep what rounding dropped of values that were taken: they left zeros.
-
-    Args:
-        residual: float32, shape ``(n,)``; changed.
-        indices: int32, ascending, where the values were taken; None where all of them were.
-        rest: float32, one per value, in memory of its own.
-    """
-    if indices is None:
-        residual.copy_(rest)
-    else:
-        ops.give_back(residual, indices, rest)
+    if lazily:
+        return ops.take_lazily(residual, velocity, indices, offsets)
+    return ops.take(residual, velocity, indices, offsets), None
 
 
 def unpack(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:

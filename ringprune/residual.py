@@ -8,7 +8,7 @@ Compression, arXiv 1712.01887, eq. 7) it is the velocity that is accumulated: ``
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -92,6 +92,15 @@ class Selecting:
     counts: list[int]
 
 
+@dataclass
+class _State:
+    """Residual and velocity of a bucket; ``sent`` is what leaves them when they are read next."""
+
+    residual: Tensor
+    velocity: Tensor | None
+    sent: ops.Sent | None = None
+
+
 class Residual:
     """Residual and velocity of one packed bucket, flat, float32.
 
@@ -101,13 +110,15 @@ class Residual:
     residual's where the low-pass filter needs it.
 
     Args:
-        tensors: tensors of the bucket.
-        numel: their entries.
+        offsets: where each of the bucket's tensors starts; T + 1 numbers.
         velocity: keep a velocity (momentum correction) besides the residual.
         spare: keep the second copy.
         device: where the bucket's tensors live.
         low_pass: share of a step's change that the residual takes on: with what is left over after sending ``p``, it
             becomes ``(1 - low_pass) * residual + low_pass * p``.
+
+    What was sent leaves the state when that is read next, by a pass or through one of the properties here. So a tensor
+    that was got before a step is not the state after it, also where the step is made in place.
 
     Attributes:
         expected: float32, shape ``(numel,)``: what every entry moves by at each step whether it is sent or not; a step
@@ -116,28 +127,60 @@ class Residual:
 
     def __init__(
         self,
-        tensors: int,
-        numel: int,
+        offsets: Sequence[int],
         *,
         velocity: bool,
         spare: bool,
         device: torch.device,
         low_pass: float = 1.0,
     ) -> None:
-        self.hints = ops.Hints.none(tensors, device)
-        self.residual = pages.zeros(numel, device)
-        self.velocity = pages.zeros(numel, device) if velocity else None
+        numel = offsets[-1]
+        self.hints = ops.Hints.none(len(offsets) - 1, device)
         self.expected: Tensor | None = None
-        self._spare, self._low_pass = spare, low_pass
-        apart = spare or low_pass < 1
-        self.next_residual = pages.empty(numel, device) if apart else self.residual
-        self.next_velocity = pages.empty(numel, device) if spare and velocity else self.velocity
+        self._offsets, self._spare, self._low_pass = offsets, spare, low_pass
+        now = _State(pages.zeros(numel, device), pages.zeros(numel, device) if velocity else None)
+        if spare:
+            self._next = _State(pages.empty(numel, device), pages.empty(numel, device) if velocity else None)
+        elif low_pass < 1:
+            self._next = _State(pages.empty(numel, device), now.velocity)
+        else:
+            self._next = now
+        self._now = now
+
+    @property
+    def residual(self) -> Tensor:
+        """Float32, shape ``(numel,)``: what has not been sent."""
+        return self._settled(self._now).residual
+
+    @property
+    def velocity(self) -> Tensor | None:
+        """Float32, shape ``(numel,)``; None without momentum correction."""
+        return self._settled(self._now).velocity
+
+    @property
+    def next_residual(self) -> Tensor:
+        """The residual of the step that is being made."""
+        return self._settled(self._next).residual
+
+    @property
+    def next_velocity(self) -> Tensor | None:
+        """The velocity of the step that is being made."""
+        return self._settled(self._next).velocity
+
+    def _settled(self, state: _State) -> _State:
+        """``state``, which what was sent has left."""
+        sent, state.sent = state.sent, None
+        if sent is not None:
+            ops.take(state.residual, state.velocity if sent.masks else None, sent.indices, self._offsets)
+            if sent.rest is not None:
+                ops.give_back(state.residual, sent.indices, sent.rest)
+        return state
 
     def _begin(self) -> Tensor:
         """The residual that a step begins from."""
         if self.expected is None:
-            return self.residual
-        return torch.sub(self.residual, self.expected, out=self.next_residual)
+            return self._now.residual
+        return torch.sub(self.residual, self.expected, out=self._next.residual)
 
     def accumulate(self, grads: Sequence[Tensor], correction: Correction) -> Tensor:
         """[1] Add the corrected gradients to the residual; ``grads`` are contiguous, in the bucket's order.
@@ -145,16 +188,20 @@ class Residual:
         Returns:
             How many entries of each gradient are NaN or infinite, int64.
         """
-        return ops.accumulate(
+        begin = self._begin()  # asked first: what was sent may leave there
+        result = ops.accumulate(
             grads,
-            self._begin(),
-            self.velocity,
-            residual_out=self.next_residual,
-            velocity_out=self.next_velocity,
+            begin,
+            self._now.velocity,
+            residual_out=self._next.residual,
+            velocity_out=self._next.velocity,
             factors=correction.factors,
             momentum=correction.momentum,
             nesterov=correction.nesterov,
+            sent=self._now.sent,
         )
+        self._next.sent = None
+        return result
 
     def accumulate_select(
         self, grads: Sequence[Tensor], correction: Correction, weights: Sequence[Tensor], selecting: Selecting
@@ -165,13 +212,14 @@ class Residual:
             The positions of the largest scores, int32, as :func:`ringprune.ops.select` gives them; and the counts of
             :meth:`accumulate`.
         """
-        return ops.accumulate_select(
+        begin = self._begin()
+        result = ops.accumulate_select(
             grads,
-            self._begin(),
-            self.velocity,
+            begin,
+            self._now.velocity,
             weights,
-            residual_out=self.next_residual,
-            velocity_out=self.next_velocity,
+            residual_out=self._next.residual,
+            velocity_out=self._next.velocity,
             factors=correction.factors,
             momentum=correction.momentum,
             nesterov=correction.nesterov,
@@ -179,7 +227,39 @@ class Residual:
             parameters=selecting.parameters,
             counts=selecting.counts,
             hints=self.hints,
+            sent=self._now.sent,
         )
+        self._next.sent = None
+        return result
+
+    @property
+    def waits(self) -> bool:
+        """Whether the next to read the step being made is an accumulating pass, as far as the residual knows."""
+        return self._low_pass == 1 and self.expected is None and self._next.sent is None
+
+    def leave(self, sent: ops.Sent | None) -> None:
+        """[5] What was taken of the step being made leaves it when it is read next; None has left already."""
+        self._settled(self._next).sent = sent
+
+    def take_all(self) -> Tensor:
+        """[5] All of the residual; the velocity stays, as nothing was left out."""
+        values = self.next_residual.clone()
+        self.next_residual.zero_()
+        return values
+
+    def give_back(self, indices: Tensor | None, rest: Tensor) -> None:
+        """Keep what rounding dropped of values that were taken.
+
+        Args:
+            indices: int32, ascending, where they were taken; None after :meth:`take_all`.
+            rest: float32, one per value, in memory of its own; it is kept until the state has been read again.
+        """
+        if indices is None:
+            self.next_residual.copy_(rest)
+        elif self._next.sent is not None and self._next.sent.indices is indices:
+            self._next.sent = replace(self._next.sent, rest=rest)
+        else:
+            ops.give_back(self.next_residual, indices, rest)
 
     def select(self, weights: Sequence[Tensor], selecting: Selecting, offsets: Sequence[int]) -> Tensor:
         """[2] and [3] Score and select what is kept now, with nothing accumulated; positions as above."""
@@ -190,10 +270,12 @@ class Residual:
         """The step was made: what accumulate and pack wrote is the state now, after the low-pass filter."""
         if self._low_pass < 1:  # an entry that has not changed stays as it is, to the bit
             self.next_residual.sub_(self.residual).mul_(self._low_pass).add_(self.residual)
-        self.residual, self.next_residual = self.next_residual, self.residual
-        self.velocity, self.next_velocity = self.next_velocity, self.velocity
+        self._now, self._next = self._next, self._now
+        if self._next is not self._now:
+            self._next.sent = None  # nobody goes back to that state
 
     def rollback(self) -> None:
         """The step is not made: the state is what it was before :meth:`accumulate`."""
         if not self._spare:
             raise AssertionError("a residual without a spare copy cannot be rolled back")
+        self._next.sent = None

@@ -54,7 +54,7 @@ def test_advice_is_for_whole_pages_inside_the_tensor(numel: int, monkeypatch: py
 
 @pytest.mark.skipif(not ENABLED.exists() or "[never]" in ENABLED.read_text(), reason="no large pages to ask for here")
 def test_residual_and_velocity_are_advised() -> None:
-    state = Residual(1, 4 * pages.LARGE, velocity=True, spare=True, device=CPU)
+    state = Residual([0, 4 * pages.LARGE], velocity=True, spare=True, device=CPU)
     for room in (state.residual, state.velocity, state.next_residual, state.next_velocity):
         assert room is not None
         assert "hg" in flags_at(room.data_ptr() + room.nbytes // 2)

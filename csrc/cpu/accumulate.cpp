@@ -11,9 +11,10 @@ namespace {
 
 at::Tensor accumulate(at::TensorList grads, const at::Tensor& residual, const std::optional<at::Tensor>& velocity,
                       const at::Tensor& residual_out, const std::optional<at::Tensor>& velocity_out,
-                      at::ArrayRef<double> factors, at::ArrayRef<double> momentum, const c10::List<bool>& nesterov) {
+                      at::ArrayRef<double> factors, at::ArrayRef<double> momentum, const c10::List<bool>& nesterov,
+                      const std::optional<at::Tensor>& sent, const std::optional<at::Tensor>& rest, bool masks) {
   const Accumulation given{"accumulate", grads,   residual, velocity, residual_out,
-                           velocity_out, factors, momentum, nesterov};
+                           velocity_out, factors, momentum, nesterov, {sent, rest, masks}};
   const std::vector<int64_t> offsets = given.check();
   const Bucket bucket(given, offsets);
   at::Tensor nonfinite = at::zeros({static_cast<int64_t>(grads.size())}, at::kLong);
@@ -24,8 +25,10 @@ at::Tensor accumulate(at::TensorList grads, const at::Tensor& residual, const st
     for_each_run(offsets, begin, end, [&](int64_t tensor, int64_t lo, int64_t hi) {
       const auto accumulate_run = loop.accumulate[bucket.correction(tensor)];
       int64_t count = 0;
+      const int32_t* next = bucket.leaving().from(lo);
       for_each_block(lo, hi, [&](int64_t at, int64_t entries) {
-        count += accumulate_run(bucket.run(loop, tensor, at, entries, rooms));
+        const Gone gone = bucket.leaving().of(tensor, at, entries, next);
+        count += accumulate_run(bucket.run(loop, tensor, at, entries, rooms, gone));
       });
       if (count) std::atomic_ref(found[tensor]) += count;
     });

@@ -33,8 +33,10 @@ class Pass {
     alignas(64) std::array<uint32_t, kBlock> keys;
     Rooms rooms;
     int64_t nonfinite = 0;
+    const int32_t* next = bucket_.leaving().from(part.lo);
     for_each_block(part.lo, part.hi, [&](int64_t lo, int64_t count) {
-      nonfinite += accumulate_keys(run(part.tensor, lo, count, rooms), keys.data());
+      const Gone gone = bucket_.leaving().of(part.tensor, lo, count, next);
+      nonfinite += accumulate_keys(run(part.tensor, lo, count, rooms, gone), keys.data());
       if (prefetches_) ahead(part.tensor, lo + count, std::min(kBlock, part.hi - lo - count));
       part.add(loop, keys.data(), count, lo);
     });
@@ -44,10 +46,11 @@ class Pass {
 
   // The keys that accumulate() is going to find; nothing is written but them.
   void look_ahead(int64_t tensor, int64_t lo, int64_t count, uint32_t* keys) const {
+    const int32_t* next = bucket_.leaving().from(lo);
     Rooms rooms;
     std::array<float, kBlock> residual;
     std::array<float, kBlock> velocity;
-    Run ahead = run(tensor, lo, count, rooms);
+    Run ahead = run(tensor, lo, count, rooms, bucket_.leaving().of(tensor, lo, count, next));
     ahead.residual_out = residual.data();
     ahead.velocity_out = velocity.data();
     ahead.streams = false;
@@ -67,9 +70,9 @@ class Pass {
     weights_[tensor].ahead(lo - offsets_[tensor], count);
   }
 
-  Run run(int64_t tensor, int64_t lo, int64_t count, Rooms& rooms) const {
+  Run run(int64_t tensor, int64_t lo, int64_t count, Rooms& rooms, const Gone& gone = {}) const {
     const Loops& loop = loops();
-    Run run = bucket_.run(loop, tensor, lo, count, rooms);
+    Run run = bucket_.run(loop, tensor, lo, count, rooms, gone);
     run.weight = weights_[tensor].at(loop, lo - offsets_[tensor], count, rooms.weight.data());
     run.parameter = static_cast<float>(parameters_[tensor]);
     return run;
@@ -87,8 +90,10 @@ std::tuple<at::Tensor, at::Tensor> accumulate_select(
     at::TensorList grads, const at::Tensor& residual, const std::optional<at::Tensor>& velocity, at::TensorList weights,
     const at::Tensor& residual_out, const std::optional<at::Tensor>& velocity_out, at::ArrayRef<double> factors,
     at::ArrayRef<double> momentum, const c10::List<bool>& nesterov, std::string_view score,
-    at::ArrayRef<double> parameters, at::IntArrayRef counts, const at::Tensor& hints, const at::Tensor& tally) {
-  const Accumulation given{kOp, grads, residual, velocity, residual_out, velocity_out, factors, momentum, nesterov};
+    at::ArrayRef<double> parameters, at::IntArrayRef counts, const at::Tensor& hints, const at::Tensor& tally,
+    const std::optional<at::Tensor>& sent, const std::optional<at::Tensor>& rest, bool masks) {
+  const Accumulation given{kOp,          grads,   residual, velocity, residual_out,
+                           velocity_out, factors, momentum, nesterov, {sent, rest, masks}};
   const Selection selection{weights, score, parameters, counts, hints, tally};
   const std::vector<int64_t> offsets = given.check();
   const std::vector<int64_t> starts = selection.check(given, offsets);

@@ -57,6 +57,41 @@ struct Rooms {
   alignas(64) std::array<float, kBlock> weight;
 };
 
+// What was sent of a bucket's state, for the passes that read it.
+class Leaving {
+ public:
+  Leaving(const Sent& sent, at::IntArrayRef offsets) {
+    if (!sent.indices) return;
+    first_ = sent.indices->const_data_ptr<int32_t>();
+    end_ = first_ + sent.indices->numel();
+    if (sent.rest) rest_ = sent.rest->const_data_ptr<float>();
+    masked_.reserve(offsets.size() - 1);
+    for (size_t i = 0; i + 1 < offsets.size(); ++i) {
+      const bool whole = from(offsets[i + 1]) - from(offsets[i]) == offsets[i + 1] - offsets[i];
+      masked_.push_back(sent.masks && !whole);
+    }
+  }
+
+  // What is gone of flat positions [lo, lo + count) of a tensor; `next` lies at or before the first of it, and is moved
+  // behind the last.
+  Gone of(int64_t tensor, int64_t lo, int64_t count, const int32_t*& next) const {
+    while (next != end_ && *next < lo) ++next;
+    const int32_t* first = next;
+    while (next != end_ && *next < lo + count) ++next;
+    const bool masked = first != next && masked_[tensor];
+    return {first, next - first, rest_ ? rest_ + (first - first_) : nullptr, lo, masked};
+  }
+
+  // The first that lies at or behind a flat position.
+  const int32_t* from(int64_t position) const { return std::lower_bound(first_, end_, position); }
+
+ private:
+  const int32_t* first_ = nullptr;
+  const int32_t* end_ = nullptr;
+  const float* rest_ = nullptr;
+  std::vector<bool> masked_;  // tensors whose velocities leave as well
+};
+
 // The flat state of a bucket and what enters it; runs are made from here.
 class Bucket {
  public:
@@ -69,15 +104,18 @@ class Bucket {
         residual_out_(given.residual_out.mutable_data_ptr<float>()),
         velocity_out_(given.velocity_out ? given.velocity_out->mutable_data_ptr<float>() : nullptr),
         streams_(residual_out_ != residual_ && (velocity_ == nullptr || velocity_out_ != velocity_) &&
-                 offsets.back() >= kStreamed) {}
+                 offsets.back() >= kStreamed),
+        leaving_(given.sent, offsets) {}
 
   Correction correction(int64_t tensor) const {
     if (velocity_ == nullptr) return kNoMomentum;
     return given_.nesterov.get(tensor) ? kNesterov : kMomentum;
   }
 
-  // The run of flat positions [lo, lo + count) of a tensor.
-  Run run(const Loops& loop, int64_t tensor, int64_t lo, int64_t count, Rooms& rooms) const {
+  const Leaving& leaving() const { return leaving_; }
+
+  // The run of flat positions [lo, lo + count) of a tensor, of which `gone` was sent.
+  Run run(const Loops& loop, int64_t tensor, int64_t lo, int64_t count, Rooms& rooms, const Gone& gone = {}) const {
     return {
         grads_[tensor].at(loop, lo - offsets_[tensor], count, rooms.grad.data()),
         nullptr,
@@ -90,6 +128,7 @@ class Bucket {
         static_cast<float>(given_.momentum[tensor]),
         0.0f,
         streams_,
+        gone,
     };
   }
 
@@ -115,6 +154,7 @@ class Bucket {
   float* residual_out_;
   float* velocity_out_;
   bool streams_;
+  Leaving leaving_;
 };
 
 }  // namespace ringprune

@@ -24,6 +24,16 @@ constexpr int64_t kWord = 64;
 // Entries from which on the caches do not hold a bucket: what is only written goes past them.
 constexpr int64_t kStreamed = int64_t{1} << 22;
 
+// Entries that were sent of a run's state, in ascending order: they are read as the rest, or 0 without one, and where
+// `masked` their velocities as 0.
+struct Gone {
+  const int32_t* entry = nullptr;
+  int64_t count = 0;
+  const float* rest = nullptr;
+  int64_t base = 0;  // the run's first entry, as they count
+  bool masked = false;
+};
+
 // A run of at most kBlock entries of one tensor. Without momentum the velocities are not looked at. The outputs may
 // be the inputs: every entry is read before it is written. Where `streams`, they are not, and are stored past the
 // caches, for other threads to see after fence().
@@ -39,6 +49,7 @@ struct Run {
   float momentum;
   float parameter;
   bool streams;
+  Gone gone;
 };
 
 struct Loops {

@@ -23,8 +23,56 @@ inline float change(const Run& run, int64_t i) {
   return result;
 }
 
+// Entries that are stored together where one of them is replaced.
+constexpr int64_t kGroup = 16;
+
+// Replaces one result. Where the run streams, all kGroup that it lies among are stored with it: a store of its own
+// would hold up the load of the vector it lies in until all stores before it are done, those past the caches too.
+inline void replace(const Run& run, float* results, int64_t i, float value) {
+  if (!run.streams) {
+    results[i] = value;
+    return;
+  }
+  float* group = results + i / kGroup * kGroup;
+  const auto lane = static_cast<int32_t>(i % kGroup);
+#pragma omp simd
+  for (int32_t j = 0; j < kGroup; ++j) group[j] = j == lane ? value : group[j];
+}
+
+// The results at entries that were sent, made once more of what is left there; calls done(i, residual) for each.
+template <Correction kCorrection, class Done>
+inline void mend(const Run& run, const Done& done) {
+  const Gone& gone = run.gone;
+  for (int64_t j = 0; j < gone.count; ++j) {
+    const int64_t i = gone.entry[j] - gone.base;
+    float more = run.grad[i] * run.factor;
+    if constexpr (kCorrection != kNoMomentum) {
+      // The outputs may be the inputs, so the old velocity may be gone; where it counts, the new one has it.
+      const float velocity = gone.masked ? run.momentum * 0.0f + more : run.velocity_out[i];
+      if (gone.masked) replace(run, run.velocity_out, i, velocity);
+      more = added<kCorrection == kNesterov>(more, run.momentum, velocity);
+    }
+    const float residual = (gone.rest ? gone.rest[j] : 0.0f) + more;
+    replace(run, run.residual_out, i, residual);
+    done(i, residual);
+  }
+}
+
+// Cuts off what is gone of the first `count` entries.
+inline Gone cut(Gone& gone, int64_t count) {
+  Gone part = gone;
+  part.count = 0;
+  while (part.count < gone.count && gone.entry[part.count] - gone.base < count) ++part.count;
+  gone.entry += part.count;
+  gone.count -= part.count;
+  gone.base += count;
+  if (gone.rest) gone.rest += part.count;
+  return part;
+}
+
 // Entries whose results go past the caches together: their stores have to overlap with the reads of the next ones.
 constexpr int64_t kPiece = 128;
+static_assert(kPiece % kGroup == 0);
 
 // Calls body(run, i) for the pieces of a run that begin at entry i, and stores their results past the caches.
 template <class Body>
@@ -33,6 +81,7 @@ inline int64_t streamed(const Run& run, const Body& body) {
   alignas(64) float velocity[kPiece];
   const auto start = static_cast<int64_t>(reinterpret_cast<uintptr_t>(run.residual_out) / sizeof(float));
   int64_t result = 0;
+  Gone gone = run.gone;
   for (int64_t i = 0; i < run.count;) {
     const int64_t count = std::min(kPiece - (start + i) % kPiece, run.count - i);
     Run piece = run;
@@ -43,6 +92,7 @@ inline int64_t streamed(const Run& run, const Body& body) {
     piece.residual_out = residual;
     piece.velocity_out = velocity;
     piece.count = count;
+    piece.gone = cut(gone, count);
     result += body(piece, i);
     stream(residual, count, run.residual_out + i);
     if (run.velocity) stream(velocity, count, run.velocity_out + i);
@@ -59,6 +109,7 @@ inline int64_t accumulate_run(const Run& run) {
     nonfinite += is_nonfinite(run.grad[i]);
     run.residual_out[i] = run.residual[i] + change<kCorrection>(run, i);
   }
+  mend<kCorrection>(run, [](int64_t, float) {});
   return nonfinite;
 }
 
@@ -79,6 +130,8 @@ inline int64_t accumulate_keys_run(const Run& run, uint32_t* keys) {
     run.residual_out[i] = residual;
     keys[i] = key_of(Score{}(residual, run.weight[i], run.parameter));
   }
+  mend<kCorrection>(
+      run, [&](int64_t i, float residual) { keys[i] = key_of(Score{}(residual, run.weight[i], run.parameter)); });
   return nonfinite;
 }
 

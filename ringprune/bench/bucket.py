@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ringprune import importance, ops, pages, selection
+from ringprune import importance, ops, packing, pages, selection
 
 __all__ = ["MOMENTUM", "WARMUP", "Bucket", "Case"]
 
@@ -54,7 +54,8 @@ class Bucket:
     """One bucket in training: weights, gradients, residual, velocity and hints.
 
     ``residual``, ``velocity`` and ``fresh`` are the state before the step and the step's gradients; calls that are
-    timed work on copies of them (``out_residual``, ``out_velocity``, ``grad``), so that all find the same.
+    timed work on copies of them (``out_residual``, ``out_velocity``, ``grad``), so that all find the same. What was
+    ``sent`` at the step before has left them; the fused pass does that work all the same, where the wrapper's does.
 
     Args:
         case: what to build.
@@ -76,6 +77,8 @@ class Bucket:
         self._scales = torch.exp(2 * torch.randn(len(case.shapes), generator=self._random, device=device)).tolist()
         self._hints = ops.Hints.none(len(case.shapes), device)
         self.hints = ops.Hints.none(len(case.shapes), device)
+        self.sent: ops.Sent | None = None
+        self._taken: ops.Sent | None = None
         self.parameters = importance.Ratio().parameters(importance.root_mean_square(self.weights))
 
     def draw(self) -> None:
@@ -97,9 +100,16 @@ class Bucket:
         """Make the step: its outcome is the state before the next one."""
         self.restore()
         self.full()
+        self.settle()
+        self.sent = self._taken
         self.residual, self.out_residual = self.out_residual, self.residual
         self.velocity, self.out_velocity = self.out_velocity, self.velocity
         self._hints.keys.copy_(self.hints.keys)
+
+    def settle(self) -> None:
+        """What :meth:`full` has taken leaves the copies, where it would with the next pass over them."""
+        if self._taken is not None:
+            ops.take(self.out_residual, self.out_velocity, self._taken.indices, self.offsets)
 
     def parts(self, flat: Tensor) -> Sequence[Tensor]:
         """Each tensor's part of a flat one."""
@@ -120,9 +130,9 @@ class Bucket:
         return self._accumulate_select(self.counts, self.residual, self.velocity)
 
     def full(self) -> None:
-        """The whole local step: select, take the values out, write them into otherwise zero gradients."""
+        """The whole local step: select, take the values, write them into otherwise zero gradients."""
         positions = self.fused()
-        values = ops.take(self.out_residual, self.out_velocity, positions, self.offsets)
+        values, self._taken = packing.pack(self.out_residual, self.out_velocity, positions, self.offsets, lazily=True)
         ops.put(self.grads, positions, values)
 
     def rms(self) -> Tensor:
@@ -145,6 +155,7 @@ class Bucket:
             parameters=self.parameters,
             counts=counts,
             hints=self.hints,
+            sent=self.sent,
         )
         return positions
 

@@ -29,10 +29,11 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
 )
 
 LEGEND = """\
-fused     accumulate, score and select in one pass, with its share of the rms refresh; 24 bytes per entry counted
+fused     accumulate, score and select in one pass, with its share of the rms refresh; what was sent before leaves
+          with it; 24 bytes per entry counted
 / pass 1  time of fused over the same pass without selection
 / memory  time of fused over that of moving its 24 bytes as fast as a triad moves its 16 (write-allocate counted)
-full      fused, then take and put: the whole local step of a bucket
+full      fused, then pack and put: the whole local step of a bucket
 topk x    how often full fits into the same step by torch.topk without temporaries
 DGC x     how often fused fits into accumulate, score and DGC's sampled, approximate selection
 exact     the positions are those of torch.topk, ties to the lowest

@@ -9,7 +9,7 @@
    [2] score        importance(residual, weight)               local   importance.py     only on this step's roots
    [3] select       scores -> proposed indices                 local   selection.py      only on this step's roots
    [4] agree        proposals -> one index set on every rank   comm    agreement.py, wire/
-   [5] pack         take values at the indices, clear them     local   packing.py
+   [5] pack         take the values at the indices             local   packing.py
    [6] reduce       sum the packed values over the ranks       comm    reduction/, wire/
    [7] unpack       write the average into param.grad          local   packing.py
         |

@@ -25,6 +25,7 @@ class AheadLane(PackedLane):
     """
 
     eager = True
+    passes_next = False  # the next step's set is chosen first
 
     def __init__(self, bucket: Bucket, setting: Setting) -> None:
         super().__init__(bucket, setting)

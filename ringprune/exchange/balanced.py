@@ -26,6 +26,8 @@ class BalancedLane(PackedLane):
         setting: what it shares with the other lanes.
     """
 
+    passes_next = False  # rests of sums are added
+
     def __init__(self, bucket: Bucket, setting: Setting) -> None:
         super().__init__(bucket, setting)
         self._sum: BalancedReduction | None = None
@@ -113,10 +115,9 @@ class BalancedLane(PackedLane):
         places = torch.searchsorted(kept, self._own).clamp_(max=max(0, kept.numel() - 1))
         sent = kept[places] == self._own if kept.numel() else torch.zeros_like(places, dtype=torch.bool)
         indices = self._own[sent]
-        masked = state.next_velocity if policy.mask_velocity else None
-        packing.pack(state.next_residual, masked, indices, self.bucket.offsets)
+        self._take(indices)
         if policy.values != "fp32":
-            packing.give_back(state.next_residual, indices, summed.rest.to(device)[sent])
+            state.give_back(indices, summed.rest.to(device)[sent])
             state.next_residual.index_add_(0, summed.own_indices.to(device).long(), summed.own_rest.to(device))
 
     def abandon(self) -> None:

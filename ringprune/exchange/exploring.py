@@ -29,6 +29,8 @@ class ExploringLane(PackedLane):
         setting: what it shares with the other lanes.
     """
 
+    passes_next = False  # a second set is taken
+
     def __init__(self, bucket: Bucket, setting: Setting) -> None:
         super().__init__(bucket, setting)
         self._own: Tensor | None = None

@@ -35,11 +35,10 @@ class KeptLane(Lane):
         self, bucket: Bucket, setting: Setting, content: Content, *, velocity: bool, low_pass: float = 1.0
     ) -> None:
         super().__init__(bucket, setting, content)
-        tensors, device = len(bucket.members), bucket.device
         self.residual = Residual(
-            tensors, bucket.numel, velocity=velocity, spare=setting.spare, device=device, low_pass=low_pass
+            bucket.offsets, velocity=velocity, spare=setting.spare, device=bucket.device, low_pass=low_pass
         )
-        self.sent = torch.zeros(tensors, dtype=torch.int64, device=bucket.device)
+        self.sent = torch.zeros(len(bucket.members), dtype=torch.int64, device=bucket.device)
         self._ends = torch.tensor(bucket.offsets, dtype=torch.int32, device=bucket.device)
         self._indices: Tensor | None = None
         self.agreed: Tensor | None = None
@@ -62,7 +61,7 @@ class KeptLane(Lane):
         with self._setting.metrics.stage("unpack"):
             self._unpack(outputs, self._indices, values)
             if rest is not None:
-                packing.give_back(self.residual.next_residual, self._indices, rest)
+                self.residual.give_back(self._indices, rest)
             self.agreed = self._indices
             self._complete(outputs)
 
@@ -93,7 +92,8 @@ class KeptLane(Lane):
         """Send residual and velocity whole; the residual is zero afterwards, the velocity its mean."""
         state, comm, metrics, index = self.residual, self._setting.comm, self._setting.metrics, self.bucket.index
         with metrics.sending("dense", index):
-            values = packing.pack_whole(state.residual)
+            values = state.residual.clone()
+            state.residual.zero_()
             residual = self._setting.mean.start(comm, values, name=f"bucket {index} dense")
             velocity = None
             if state.velocity is not None:
@@ -138,7 +138,7 @@ class RoundedLane(KeptLane):
     def _messages(self, step: int) -> Iterator[UnderWay | None]:
         with self._setting.metrics.stage("pack"):
             self._count(None)
-            values = packing.pack_whole(self.residual.next_residual)
+            values = self.residual.take_all()
         self._reduce(values)
         yield from self._rounds()
 

@@ -28,7 +28,10 @@ class PackedLane(KeptLane):
 
     Attributes:
         watch: what a guard knows of it; None without one.
+        passes_next: whether the next to read the state after values were taken is the pass of the next step.
     """
+
+    passes_next = True
 
     def __init__(self, bucket: Bucket, setting: Setting) -> None:
         super().__init__(bucket, setting, "values", velocity=setting.velocity, low_pass=setting.policy.low_pass)
@@ -193,13 +196,17 @@ class PackedLane(KeptLane):
         """[5] Values leave the residual."""
         self._count(self._indices)
         if self._indices is None:
-            return packing.pack_whole(self.residual.next_residual)
+            return self.residual.take_all()
         return self._take(self._indices)
 
     def _take(self, indices: Tensor) -> Tensor:
         state = self.residual
         masked = state.next_velocity if self._setting.policy.mask_velocity else None
-        return packing.pack(state.next_residual, masked, indices, self.bucket.offsets)
+        lazily = self.passes_next and state.waits
+        values, sent = packing.pack(state.next_residual, masked, indices, self.bucket.offsets, lazily=lazily)
+        if sent is not None:
+            state.leave(sent)
+        return values
 
     # -- the guard ----------------------------------------------------------------------------------------------------
 

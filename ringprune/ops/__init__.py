@@ -15,6 +15,7 @@ from ringprune.ops.importance import importance
 from ringprune.ops.library import backend, native_build, native_path
 from ringprune.ops.put import put
 from ringprune.ops.select import PAD, select
+from ringprune.ops.sent import Sent, take_lazily
 from ringprune.ops.square_sum import square_sum
 from ringprune.ops.take import take
 
@@ -23,6 +24,7 @@ __all__ = [
     "PAD",
     "TALLY",
     "Hints",
+    "Sent",
     "accumulate",
     "accumulate_select",
     "backend",
@@ -35,4 +37,5 @@ __all__ = [
     "select",
     "square_sum",
     "take",
+    "take_lazily",
 ]

@@ -10,20 +10,25 @@ from ringprune.errors import ConfigurationError
 from ringprune.ops.checks import (
     FLOATS,
     check_flat,
+    check_indices,
     check_numbers,
     check_overlap,
+    check_positions,
     check_tensors,
     check_truths,
     offsets_of,
 )
 from ringprune.ops.count_nonfinite import count_nonfinite_reference
+from ringprune.ops.give_back import give_back_reference
 from ringprune.ops.library import call, define
+from ringprune.ops.sent import SENT, Sent
+from ringprune.ops.take import take_reference
 
 __all__ = ["accumulate", "accumulate_reference", "check_accumulation"]
 
 SCHEMA = (
     "accumulate(Tensor[] grads, Tensor residual, Tensor? velocity, *, Tensor(a!) residual_out, "
-    "Tensor(b!)? velocity_out, float[] factors, float[] momentum, bool[] nesterov) -> Tensor"
+    f"Tensor(b!)? velocity_out, float[] factors, float[] momentum, bool[] nesterov, {SENT}) -> Tensor"
 )
 
 
@@ -37,6 +42,7 @@ def accumulate(
     factors: Sequence[float],
     momentum: Sequence[float],
     nesterov: Sequence[bool],
+    sent: Sent | None = None,
 ) -> Tensor:
     """Add each tensor's gradient, corrected by momentum, to its part of the flat residual.
 
@@ -61,6 +67,8 @@ def accumulate(
         factors: T finite numbers that the gradients are multiplied with (clipping, loss scale).
         momentum: T finite numbers; not looked at without velocity.
         nesterov: T truth values; not looked at without velocity.
+        sent: what was sent of the residual since it was written; None is nothing. Its indices are checked before
+            anything is written. For the CPU only: elsewhere :func:`take` lets it leave at once.
 
     Returns:
         How many entries of each gradient are NaN or infinite, int64 [T].
@@ -79,6 +87,7 @@ def accumulate(
         factors=factors,
         momentum=momentum,
         nesterov=nesterov,
+        **Sent.arguments(sent),
     )
     return nonfinite
 
@@ -94,6 +103,9 @@ def check_accumulation(
     factors: Sequence[float],
     momentum: Sequence[float],
     nesterov: Sequence[bool],
+    sent: Tensor | None = None,
+    rest: Tensor | None = None,
+    masks: bool = False,
 ) -> None:
     """Refuse arguments of :func:`accumulate` that do not fit."""
     check_flat(op, "residual", residual, torch.float32)
@@ -108,6 +120,13 @@ def check_accumulation(
     check_numbers(op, "factors", factors, len(grads))
     check_numbers(op, "momentum", momentum, len(grads))
     check_truths(op, "nesterov", nesterov, len(grads))
+    if sent is not None:
+        check_flat(op, "sent", sent, torch.int32, device=device)
+        check_positions(op, numel)
+    if rest is not None:
+        if sent is None:
+            raise ConfigurationError(f"{op}: rest is what is left where something was sent; sent is None")
+        check_flat(op, "rest", rest, torch.float32, device=device, numel=sent.numel())
 
 
 def accumulate_reference(
@@ -120,13 +139,18 @@ def accumulate_reference(
     factors: Sequence[float],
     momentum: Sequence[float],
     nesterov: Sequence[bool],
+    sent: Tensor | None = None,
+    rest: Tensor | None = None,
+    masks: bool = False,
 ) -> Tensor:
     """:func:`accumulate` in torch."""
-    _refuse_overlap(grads, residual, velocity, residual_out, velocity_out)
+    _refuse_overlap(grads, residual, velocity, residual_out, velocity_out, sent, rest)
     # 0-dim float32 tensors: the rounding of the numbers is then this line's, not a kernel's.
     factors32 = torch.tensor(factors, dtype=torch.float32, device="cpu")
     momentum32 = torch.tensor(momentum, dtype=torch.float32, device="cpu")
     offsets = offsets_of(grads)
+    if sent is not None:
+        residual, velocity = _without(sent, rest, residual, velocity, masks, offsets)
     for i, grad in enumerate(grads):
         part = slice(offsets[i], offsets[i + 1])
         change = grad.reshape(-1).float() * factors32[i]
@@ -138,15 +162,30 @@ def accumulate_reference(
     return count_nonfinite_reference(grads) if grads else torch.empty(0, dtype=torch.int64, device=residual.device)
 
 
+def _without(
+    sent: Tensor, rest: Tensor | None, residual: Tensor, velocity: Tensor | None, masks: bool, offsets: Sequence[int]
+) -> tuple[Tensor, Tensor | None]:
+    """Copies of residual and velocity that what was sent has left."""
+    check_indices("accumulate", sent, residual.numel(), "sent")
+    residual, velocity = residual.clone(), None if velocity is None else velocity.clone()
+    take_reference(residual, velocity if masks else None, sent, offsets)
+    if rest is not None:
+        give_back_reference(residual, sent, rest)
+    return residual, velocity
+
+
 def _refuse_overlap(
     grads: Sequence[Tensor],
     residual: Tensor,
     velocity: Tensor | None,
     residual_out: Tensor,
     velocity_out: Tensor | None,
+    sent: Tensor | None,
+    rest: Tensor | None,
 ) -> None:
     """What is written shares no memory with anything but the tensor it may replace."""
     tensors = {"residual": residual, "velocity": velocity, "residual_out": residual_out, "velocity_out": velocity_out}
+    tensors |= {"sent": sent, "rest": rest}
     tensors |= {f"grads[{i}]": grad for i, grad in enumerate(grads)}
     for name, written, source in (
         ("residual_out", residual_out, residual),

@@ -21,13 +21,14 @@ from ringprune.ops.checks import (
 from ringprune.ops.importance import check_score, importance_reference
 from ringprune.ops.library import call, define
 from ringprune.ops.select import check_counts, select_reference
+from ringprune.ops.sent import SENT, Sent
 
 __all__ = ["TALLY", "Hints", "accumulate_select"]
 
 SCHEMA = (
     "accumulate_select(Tensor[] grads, Tensor residual, Tensor? velocity, Tensor[] weights, *, "
     "Tensor(a!) residual_out, Tensor(b!)? velocity_out, float[] factors, float[] momentum, bool[] nesterov, "
-    "str score, float[] parameters, int[] counts, Tensor(c!) hints, Tensor(d!) tally) -> (Tensor, Tensor)"
+    f"str score, float[] parameters, int[] counts, Tensor(c!) hints, Tensor(d!) tally, {SENT}) -> (Tensor, Tensor)"
 )
 
 TALLY: tuple[str, ...] = ("tensors", "cold", "missed", "overflowed")
@@ -80,6 +81,7 @@ def accumulate_select(
     parameters: Sequence[float],
     counts: Sequence[int],
     hints: Hints,
+    sent: Sent | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The same as :func:`accumulate`, :func:`importance` of the new residual and :func:`select`, to the bit.
 
@@ -97,6 +99,7 @@ def accumulate_select(
         parameters: T finite numbers >= 0, the score's parameter.
         counts: T numbers of entries to select, each from 0 to the entries of its tensor.
         hints: what is remembered of these tensors; written.
+        sent: what was sent of the residual since it was written, as in :func:`accumulate`.
 
     Returns:
         Positions as :func:`select` gives them, int32 [sum(counts)], and how many entries of each gradient are NaN or
@@ -122,6 +125,7 @@ def accumulate_select(
         counts=counts,
         hints=hints.keys,
         tally=hints.tally,
+        **Sent.arguments(sent),
     )
     return positions, nonfinite
 
@@ -173,6 +177,7 @@ def accumulate_select_reference(
     counts: Sequence[int],
     hints: Tensor,
     tally: Tensor,
+    **sent: Any,
 ) -> tuple[Tensor, Tensor]:
     """:func:`accumulate_select` in torch; it reads everything and needs no hints."""
     nonfinite = accumulate_reference(
@@ -184,6 +189,7 @@ def accumulate_select_reference(
         factors=factors,
         momentum=momentum,
         nesterov=nesterov,
+        **sent,
     )
     scores = importance_reference(residual_out, weights, score=score, parameters=parameters)
     tally[0] += sum(count > 0 for count in counts)

@@ -143,7 +143,7 @@ def check_positions(op: str, numel: int) -> None:
         )
 
 
-def check_indices(op: str, indices: Tensor, numel: int) -> None:
+def check_indices(op: str, indices: Tensor, numel: int, name: str = "indices") -> None:
     """Refuse indices that are not strictly ascending in [0, numel). Reads all of them: for the references only."""
     bad = (indices < 0) | (indices >= numel)
     bad[1:] |= indices[1:] <= indices[:-1]
@@ -152,9 +152,9 @@ def check_indices(op: str, indices: Tensor, numel: int) -> None:
     i = int(bad.int().argmax())
     index = int(indices[i])
     if not 0 <= index < numel:
-        raise ConfigurationError(f"ringprune::{op}: indices[{i}] = {index} is not in [0, {numel})")
+        raise ConfigurationError(f"ringprune::{op}: {name}[{i}] = {index} is not in [0, {numel})")
     raise ConfigurationError(
-        f"ringprune::{op}: indices[{i}] = {index} is not above indices[{i - 1}] = {int(indices[i - 1])}; "
+        f"ringprune::{op}: {name}[{i}] = {index} is not above {name}[{i - 1}] = {int(indices[i - 1])}; "
         "they must be strictly ascending"
     )
 

@@ -44,6 +44,7 @@ def measured(
     bucket.restore()
     passes = _passes(bucket, repetitions)
     count = bucket.counts[0]
+    taken, written = passes["take"] + passes["leave"] - passes["accumulate"], passes["put"] - passes["fill"]
     encode_index, decode_index = _indices(bucket, count, repetitions)
     encode_values, decode_values = _values(bucket, count, repetitions)
     return Speeds(
@@ -53,7 +54,7 @@ def measured(
         copy=passes["copy"] / entries,
         whole=passes["whole"] / entries,
         fill=passes["fill"] / entries,
-        kept=max(0.0, (passes["take"] + passes["put"] - passes["fill"]) / (2 * count)),
+        kept=max(0.0, (taken + written) / (2 * count)),
         merge=_merge(count, repetitions),
         encode_index=encode_index,
         decode_index=decode_index,
@@ -84,23 +85,26 @@ def seconds_of(repetitions: int, *calls: Call, device: torch.device = CPU) -> li
 
 def _passes(bucket: Bucket, repetitions: int) -> dict[str, float]:
     """Whatever reads or writes all entries."""
+    bucket.sent = None  # what leaves is timed by itself
     positions = bucket.beside()
     few = positions[:: max(1, positions.numel() // FEW)].contiguous()
     state = bucket.out_residual.clone(), bucket.out_velocity.clone()
-    values = ops.take(*state, positions, bucket.offsets)
+    pack = partial(packing.pack, *state, positions, bucket.offsets, lazily=True)
+    values, sent = pack()
     calls: dict[str, Call] = {
         "select": bucket.beside,
-        "accumulate": partial(_accumulate, bucket),
+        "accumulate": partial(_accumulate, bucket, None),
+        "leave": partial(_accumulate, bucket, sent),
         "copy": partial(packing.flatten, bucket.grads, [1.0], torch.empty_like(bucket.grad)),
         "whole": partial(ops.count_nonfinite, bucket.grads),
-        "take": partial(ops.take, *state, positions, bucket.offsets),
+        "take": pack,
         "put": partial(ops.put, bucket.grads, positions, values),
         "fill": partial(ops.put, bucket.grads, few, values[: few.numel()]),
     }
     return dict(zip(calls, seconds_of(repetitions, *calls.values(), device=bucket.device), strict=True))
 
 
-def _accumulate(bucket: Bucket) -> None:
+def _accumulate(bucket: Bucket, sent: ops.Sent | None) -> None:
     ops.accumulate(
         bucket.grads,
         bucket.residual,
@@ -110,6 +114,7 @@ def _accumulate(bucket: Bucket) -> None:
         factors=[1.0],
         momentum=[MOMENTUM],
         nesterov=[False],
+        sent=sent,
     )
 
 

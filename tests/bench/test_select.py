@@ -233,6 +233,7 @@ def test_the_check_gives_ties_to_the_lowest() -> None:
 def test_torch_makes_the_same_step(shapes: tuple[tuple[int, ...], ...]) -> None:
     bucket = trained(Case("flat", shapes, 0.05))
     bucket.full()
+    bucket.settle()
     ours = [tensor.clone() for tensor in (bucket.out_residual, bucket.grad)]
     bucket.restore()
     indices = TorchTopk(bucket)()

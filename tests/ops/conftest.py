@@ -35,9 +35,9 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return Backend(request.param)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def host(backend: Backend) -> Backend:
-    """For what is checked where memory can be read without waiting: on CUDA it is not."""
+    """For what is done where memory can be read without waiting: on CUDA it is not."""
     if backend.has_cuda_kernels:
         pytest.skip("indices are not read back from a device")
     return backend

@@ -1,6 +1,7 @@
 """Random calls that the kernels must take, each compared with the torch reference."""
 
 import importlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -37,7 +38,17 @@ def accumulate(values: Values, large: float, streamed: float = 0.02) -> Iterator
         "factors": [choice.choice((1.0, 1 / 3, 0.0, -2.0, 1e30, 1e-30)) for _ in grads],
         "momentum": [choice.choice((0.9, 1.0, 0.0, 1 / 3)) for _ in range(count)],
         "nesterov": [choice.random() < 0.5 for _ in range(count)],
-    }
+    } | _sent(values, grads)
+
+
+def _sent(values: Values, grads: list[Tensor]) -> Arguments:
+    """Perhaps something was sent of the state before; some tensors whole."""
+    if values.choice.random() < 0.5:
+        return {}
+    offsets = [0, *itertools.accumulate(grad.numel() for grad in grads)]
+    sent = _some_whole(values, values.ascending(offsets[-1]), offsets)
+    rest = values.tensor(sent.numel()) if values.choice.random() < 0.6 else None
+    return {"sent": sent, "rest": rest, "masks": values.choice.random() < 0.6}
 
 
 def accumulate_select(values: Values, large: float) -> Iterator[Arguments]:
@@ -89,12 +100,17 @@ def take(values: Values, large: float) -> Iterator[Arguments]:
     """Some tensors are taken whole."""
     offsets = values.offsets(values.numel(large))
     numel = offsets[-1]
-    indices = values.ascending(numel)
+    indices = _some_whole(values, values.ascending(numel), offsets)
+    velocity = values.tensor(numel) if values.choice.random() < 0.5 else None
+    yield {"residual": values.tensor(numel), "velocity": velocity, "indices": indices, "offsets": offsets}
+
+
+def _some_whole(values: Values, indices: Tensor, offsets: list[int]) -> Tensor:
+    """The same indices, and all of some tensors besides."""
     for start, end in pairwise(offsets):
         if values.choice.random() < 0.2:
             indices = values.place(torch.cat([indices, torch.arange(start, end).int()]).unique())
-    velocity = values.tensor(numel) if values.choice.random() < 0.5 else None
-    yield {"residual": values.tensor(numel), "velocity": velocity, "indices": indices, "offsets": offsets}
+    return indices
 
 
 def give_back(values: Values, large: float) -> Iterator[Arguments]:

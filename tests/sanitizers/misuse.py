@@ -16,13 +16,27 @@ Break: TypeAlias = Callable[[Values, str, Any], Any]
 """Given an argument's name and value, returns the value broken; None where this cannot be done to it."""
 
 LISTS = ("grads", "weights", "outputs", "tensors")
-FREE_LENGTH = ("outputs", "tensors", "indices")  # one more or less is another call that works
+FREE_LENGTH = ("outputs", "tensors", "indices", "sent")  # one more or less may be another call that works
+OPTIONAL = ("sent", "rest")
 STILL_FITS = (("take", "velocity", "missing"), ("give_back", "residual", "length"))
 NUMBERS = ("factors", "momentum", "parameters")
 # What is written, and what it must not share memory with.
 APART = {
-    "accumulate": ("residual_out residual", "residual_out velocity", "residual_out grads", "velocity_out residual"),
-    "accumulate_select": ("residual_out weights", "velocity_out grads", "residual_out hints", "hints tally"),
+    "accumulate": (
+        "residual_out residual",
+        "residual_out velocity",
+        "residual_out grads",
+        "velocity_out residual",
+        "residual_out sent",
+        "velocity_out rest",
+    ),
+    "accumulate_select": (
+        "residual_out weights",
+        "velocity_out grads",
+        "residual_out hints",
+        "residual_out rest",
+        "hints tally",
+    ),
     "take": ("residual velocity", "residual indices", "velocity indices"),
     "give_back": ("residual indices", "residual values"),
     "put": ("outputs indices", "outputs values", "outputs outputs"),
@@ -75,7 +89,9 @@ def _device(values: Values, name: str, tensor: Tensor) -> Tensor:
 
 
 def _missing(values: Values, name: str, given: Any) -> Any:
-    return [None] if isinstance(given, Tensor) else None  # in a list, for None says that nothing can be broken
+    if not isinstance(given, Tensor) or name in OPTIONAL:
+        return None
+    return [None]  # in a list, for None says that nothing can be broken
 
 
 def _lists(values: Values, name: str, given: Any) -> Any:
@@ -102,7 +118,7 @@ def _replaced(values: Values, given: list[Any], wrong: list[Any]) -> list[Any]:
 
 
 def _indices(values: Values, name: str, given: Any) -> Any:
-    if name != "indices" or given.numel() == 0:
+    if name not in ("indices", "sent") or given.numel() == 0:
         return None
     broken = given.clone()
     i = values.choice.randrange(given.numel())

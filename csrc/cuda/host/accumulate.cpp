@@ -9,10 +9,12 @@ namespace {
 
 at::Tensor accumulate(at::TensorList grads, const at::Tensor& residual, const std::optional<at::Tensor>& velocity,
                       const at::Tensor& residual_out, const std::optional<at::Tensor>& velocity_out,
-                      at::ArrayRef<double> factors, at::ArrayRef<double> momentum, const c10::List<bool>& nesterov) {
+                      at::ArrayRef<double> factors, at::ArrayRef<double> momentum, const c10::List<bool>& nesterov,
+                      const std::optional<at::Tensor>& sent, const std::optional<at::Tensor>& rest, bool masks) {
   const Accumulation arguments{"accumulate", grads,   residual, velocity, residual_out,
-                               velocity_out, factors, momentum, nesterov};
+                               velocity_out, factors, momentum, nesterov, {sent, rest, masks}};
   arguments.check();
+  arguments.sent.refuse(arguments.op);  // compiled for the CPU to be tested, these kernels do not know of it either
   const Session session(residual);
   at::Tensor nonfinite = session.empty(static_cast<int64_t>(grads.size()), at::kLong), rows;
   const Parts parts = parts_of(arguments).send(session, rows, zeros_in(nonfinite));

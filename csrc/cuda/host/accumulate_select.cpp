@@ -12,11 +12,13 @@ std::tuple<at::Tensor, at::Tensor> accumulate_select(
     at::TensorList grads, const at::Tensor& residual, const std::optional<at::Tensor>& velocity, at::TensorList weights,
     const at::Tensor& residual_out, const std::optional<at::Tensor>& velocity_out, at::ArrayRef<double> factors,
     at::ArrayRef<double> momentum, const c10::List<bool>& nesterov, std::string_view score,
-    at::ArrayRef<double> parameters, at::IntArrayRef counts, const at::Tensor& hints, const at::Tensor& tally) {
+    at::ArrayRef<double> parameters, at::IntArrayRef counts, const at::Tensor& hints, const at::Tensor& tally,
+    const std::optional<at::Tensor>& sent, const std::optional<at::Tensor>& rest, bool masks) {
   const Accumulation arguments{"accumulate_select", grads,   residual, velocity, residual_out,
-                               velocity_out,        factors, momentum, nesterov};
+                               velocity_out,        factors, momentum, nesterov, {sent, rest, masks}};
   const Selection selection{weights, score, parameters, counts, hints, tally};
   const std::vector<int64_t> starts = selection.check(arguments, arguments.check());
+  arguments.sent.refuse(arguments.op);  // compiled for the CPU to be tested, these kernels do not know of it either
   return with_score(arguments.op, score, [&](auto formula) {
     const Session session(residual);
     at::Tensor positions = session.empty(starts.back(), at::kInt);
