@@ -76,10 +76,8 @@ def check(
             more = {key: value for key, value in select.items() if key not in ("weights", "hints")}
             more |= {"hints": hints.keys, "tally": hints.tally} if backend.name == "reference" else {"hints": hints}
             weights = [select["weights"]]
-        result = op(
-            grads, residual, velocity, *weights, residual_out=out, velocity_out=velocity_out, **numbers, **more,
-            **arguments_of(backend, sent),
-        )  # fmt: skip
+        given = {"residual_out": out, "velocity_out": velocity_out} | numbers | more | arguments_of(backend, sent)
+        result = op(grads, residual, velocity, *weights, **given)
         if not in_place:
             assert_same_bits(residual, before[0])
             if velocity is not None:
