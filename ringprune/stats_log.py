@@ -1,4 +1,4 @@
-"""What an optimizer's statistics are at intervals of a run: a file of JSON lines, and numbers for any other logger."""
+"""A run's statistics at intervals: a file of JSON lines, written and read; and numbers for any other logger."""
 
 import json
 import time
@@ -10,9 +10,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from ringprune.errors import ArgumentTypeError, ConfigurationError
-from ringprune.validation import whole_number
+from ringprune.validation import flag, whole_number
 
-__all__ = ["StatsLog", "scalars"]
+__all__ = ["Line", "StatsLog", "read", "scalars"]
+
+Line = dict[str, Any]
+
+NUMBERS, TABLES = ("calls", "elapsed_seconds"), ("values", "stats")  # tables are of numbers
 
 
 class HasStats(Protocol):
@@ -53,25 +57,37 @@ class StatsLog:
         optimizer: whose ``stats()`` are written.
         every: steps from one line to the next.
         writer: gets the same numbers under ``ringprune/``, for example a TensorBoard ``SummaryWriter``.
+        append: go on with the file of a run that is resumed: ``calls`` and ``elapsed_seconds`` count on from its last
+            line, ``stats`` anew; ``ringprune report`` adds the parts up. A file that is not there, or empty, is begun.
 
     Raises:
-        ArgumentTypeError: the optimizer has no ``stats()``.
-        ConfigurationError: the file cannot be written, or ``every`` is no whole number above 0.
+        ArgumentTypeError: the optimizer has no ``stats()``, or ``append`` is no bool.
+        ConfigurationError: the file cannot be written, with ``append`` it is none of these, or ``every`` is no whole
+            number above 0.
     """
 
-    def __init__(self, path: str | Path, optimizer: HasStats, *, every: int = 50, writer: Writer | None = None) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        optimizer: HasStats,
+        *,
+        every: int = 50,
+        writer: Writer | None = None,
+        append: bool = False,
+    ) -> None:
         if not callable(getattr(optimizer, "stats", None)):
             raise ArgumentTypeError(f"optimizer is a {type(optimizer).__name__}: something with stats() is wanted")
         self._optimizer, self._writer = optimizer, writer
         self._every = whole_number("every", every, 1)
-        self._calls, self._written = 0, -1
+        before = _before(Path(path)) if flag("append", append) else None
+        self._calls, self._written = 0 if before is None else before["calls"], -1
         self._last: dict[str, float | Tensor] = {}
         try:
-            self._file = Path(path).open("w")  # noqa: SIM115 - until close()
+            self._file = Path(path).open("w" if before is None else "a")  # noqa: SIM115 - until close()
         except OSError as error:
             raise ConfigurationError(f"path={str(path)!r}: {error.strerror}") from error
-        self._started = time.monotonic()
-        self._write()
+        self._started = time.monotonic() - (0.0 if before is None else before["elapsed_seconds"])
+        self._write(**({} if before is None else {"resumed": True}))
 
     def step(self, **values: float | Tensor) -> None:
         """A step was made; every ``every`` calls, and at :meth:`close`, a line is written.
@@ -97,13 +113,64 @@ class StatsLog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _write(self) -> None:
+    def _write(self, **marks: bool) -> None:
         numbers = scalars(self._optimizer.stats())
         values = {name: float(value) for name, value in self._last.items()}  # waits for a GPU only here
         head = {"calls": self._calls, "elapsed_seconds": time.monotonic() - self._started}
-        self._file.write(json.dumps({**head, "values": values, "stats": numbers}) + "\n")
+        self._file.write(json.dumps({**head, **marks, "values": values, "stats": numbers}) + "\n")
         self._file.flush()  # a run that is killed has what it had
         self._written = self._calls
         if self._writer is not None:
             for name, number in (numbers | values).items():
                 self._writer.add_scalar(f"ringprune/{name}", number, self._calls)
+
+
+def read(path: Path) -> list[Line]:
+    """The lines of a file; a last one that was cut off, as a killed run leaves it, is left out.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is no such file; names the line.
+    """
+    try:
+        texts = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    lines: list[Line] = []
+    for number, text in enumerate(texts, start=1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            if number == len(texts) and lines:
+                break
+            raise ConfigurationError(f"{path}, line {number}: not JSON ({error})") from error
+        if not _is_line(line):
+            wanted = ", ".join((*NUMBERS, *TABLES))
+            raise ConfigurationError(f"{path}, line {number}: not a line of ringprune.StatsLog ({wanted})")
+        if lines and line["calls"] < lines[-1]["calls"]:
+            raise ConfigurationError(
+                f"{path}, line {number}: call {line['calls']:,} after call {lines[-1]['calls']:,}, so that it holds "
+                "several runs; give each a file of its own"
+            )
+        lines.append(line)
+    if not lines:
+        raise ConfigurationError(f"{path}: no line of ringprune.StatsLog")
+    return lines
+
+
+def _is_line(line: Any) -> bool:
+    if not isinstance(line, dict) or not all(isinstance(line.get(key), dict) for key in TABLES):
+        return False
+    numbers = [*(line.get(key) for key in NUMBERS), *(value for key in TABLES for value in line[key].values())]
+    return all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
+
+
+def _before(path: Path) -> Line | None:
+    """The last line of a file to go on with; what was cut off after it is removed. None where there is nothing."""
+    if not path.exists() or not path.stat().st_size:
+        return None
+    read(path)  # before anything is removed: it is ours
+    with path.open("rb+") as file:
+        file.truncate(file.read().rfind(b"\n") + 1)
+    return read(path)[-1]

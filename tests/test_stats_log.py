@@ -23,13 +23,15 @@ class Writer:
         self.scalars.append((tag, scalar_value, global_step))
 
 
-def logged(path: Path, policy: Any = IWP, steps: int = 7, every: int = 3, writer: Any = None) -> dict[str, Any]:
+def logged(
+    path: Path, policy: Any = IWP, steps: int = 7, every: int = 3, writer: Any = None, **more: Any
+) -> dict[str, Any]:
     """Train on two ranks, of which rank 0 writes; its statistics at the end."""
 
     def rank(comm: rp.comm.Communicator) -> dict[str, Any]:
         model = make_model()
         optimizer = wrap(model, comm, policy)
-        log = rp.StatsLog(path, optimizer, every=every, writer=writer) if comm.rank == 0 else None
+        log = rp.StatsLog(path, optimizer, every=every, writer=writer, **more) if comm.rank == 0 else None
         for batch in batches(comm.rank, steps):
             optimizer.zero_grad()
             loss = loss_of(model, batch)
@@ -101,6 +103,36 @@ def test_a_run_that_was_killed_has_what_it_had(tmp_path: Path, capsys: pytest.Ca
     (row,) = report(capsys, str(path))
     assert row["steps"] == 0 and row["bytes_per_step"] is None
     assert main(["report", str(path), "--plot", str(tmp_path / "one.png")]) == 0
+
+
+def test_a_resumed_run_goes_on_with_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, writer = tmp_path / "run.jsonl", Writer()
+    first = logged(path, append=True)  # nothing is there to go on with
+    path.write_text(path.read_text() + '{"calls": 9, "ela')  # killed while it wrote
+    second = logged(path, steps=5, append=True, writer=writer)
+    lines = [json.loads(text) for text in path.read_text().splitlines()]
+    assert [line["calls"] for line in lines] == [0, 3, 6, 7, 7, 9, 12]
+    assert [line.get("resumed", False) for line in lines] == [False] * 4 + [True] + [False] * 2
+    assert [line["elapsed_seconds"] for line in lines] == sorted(line["elapsed_seconds"] for line in lines)
+    assert [at for tag, _, at in writer.scalars if tag == "ringprune/bytes_sent"] == [7, 9, 12]
+
+    (row,) = report(capsys, str(path))
+    ends = first, second
+    begins = [lines[at]["stats"] for at in (0, 4)]
+    sent = [end["bytes_sent"] - begin["bytes_sent"] for end, begin in zip(ends, begins, strict=True)]
+    assert row["steps"] == 12 and row["bytes_per_step"] == pytest.approx(sum(sent) / 12)
+    dense, total = (sum(end[name] for end in ends) for name in ("dense_equivalent_bytes", "bytes_sent"))
+    assert row["wire_ratio"] == pytest.approx(dense / total)
+    assert min(end["wire_ratio"] for end in ends) <= row["wire_ratio"] <= max(end["wire_ratio"] for end in ends)
+    assert main(["report", str(path), "--plot", str(tmp_path / "run.png")]) == 0
+
+
+def test_a_file_of_others_is_not_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    path.write_text("mine\nno line end")
+    with pytest.raises(rp.ConfigurationError, match="line 1: not JSON"):
+        logged(path, append=True)
+    assert path.read_text() == "mine\nno line end"
 
 
 LINE = '{"calls": 4, "elapsed_seconds": 1.5, "values": {"loss": 0.25}, "stats": {"bytes_sent": 3.5}}\n'

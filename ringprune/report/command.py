@@ -9,7 +9,8 @@ from ringprune.bench.table import print_table, write_rows
 from ringprune.errors import RingPruneError
 from ringprune.readers import picture, target
 from ringprune.report.figure import draw
-from ringprune.report.rows import Row, read, row_of
+from ringprune.report.rows import Row, row_of
+from ringprune.stats_log import read
 
 __all__ = ["add_command"]
 

@@ -5,7 +5,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from ringprune.drawing import load_pyplot, save
-from ringprune.report.rows import Line
+from ringprune.report.rows import sent
+from ringprune.stats_log import Line
 
 __all__ = ["draw"]
 
@@ -21,17 +22,18 @@ def draw(runs: Mapping[str, Sequence[Line]], path: Path) -> None:
 
     noted = list(dict.fromkeys(name for lines in runs.values() for line in lines for name in line["values"]))
     figure, panels = pyplot.subplots(1, 1 + len(noted), figsize=(5 * (1 + len(noted)), 4), squeeze=False)
-    sent, *others = panels[0]
+    per_step, *others = panels[0]
     for run, lines in runs.items():
-        steps, megabytes = _per_step(lines)
-        sent.plot(steps, megabytes, drawstyle="steps-pre", label=run)
+        so_far = [1e-6 * number for number in sent(lines)]
+        steps, megabytes = _per_step(lines, so_far)
+        per_step.plot(steps, megabytes, drawstyle="steps-pre", label=run)
         for axes, name in zip(others, noted, strict=True):
-            known = [line for line in lines if name in line["values"]]
-            axes.plot([_sent(line) for line in known], [line["values"][name] for line in known], label=run)
-    sent.set(xlabel="steps", ylabel="MB per step, this rank", yscale="log")
+            known = [i for i, line in enumerate(lines) if name in line["values"]]
+            axes.plot([so_far[i] for i in known], [lines[i]["values"][name] for i in known], label=run)
+    per_step.set(xlabel="steps", ylabel="MB per step, this rank", yscale="log")
     for axes, name in zip(others, noted, strict=True):
         axes.set(xlabel="MB sent by this rank", ylabel=name, xscale="log")
-    for axis in [sent.yaxis, *(axes.xaxis for axes in others)]:
+    for axis in [per_step.yaxis, *(axes.xaxis for axes in others)]:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())
@@ -42,12 +44,8 @@ def draw(runs: Mapping[str, Sequence[Line]], path: Path) -> None:
     save(figure, path)
 
 
-def _sent(line: Line) -> float:
-    return float(line["stats"].get("bytes_sent", 0.0)) / 1e6
-
-
-def _per_step(lines: Sequence[Line]) -> tuple[list[int], list[float]]:
+def _per_step(lines: Sequence[Line], so_far: Sequence[float]) -> tuple[list[int], list[float]]:
     """Where each interval ends, and the megabytes of one of its steps."""
-    apart = [(one, other) for one, other in pairwise(lines) if other["calls"] > one["calls"]]
-    megabytes = [(_sent(other) - _sent(one)) / (other["calls"] - one["calls"]) for one, other in apart]
-    return [other["calls"] for _, other in apart], megabytes
+    calls = [line["calls"] for line in lines]
+    apart = [(i, j) for i, j in pairwise(range(len(lines))) if calls[j] > calls[i]]
+    return [calls[j] for _, j in apart], [(so_far[j] - so_far[i]) / (calls[j] - calls[i]) for i, j in apart]

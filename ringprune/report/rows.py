@@ -1,71 +1,33 @@
-"""Reading what :class:`ringprune.StatsLog` wrote, and what a run comes to."""
+"""What a run comes to, from the lines that :class:`ringprune.StatsLog` wrote."""
 
-import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ringprune.errors import ConfigurationError
+from ringprune.stats_log import Line
 
-__all__ = ["Line", "Row", "read", "row_of"]
+__all__ = ["Row", "row_of", "sent"]
 
-Line = dict[str, Any]
 Row = dict[str, Any]
 
-NUMBERS, TABLES = ("calls", "elapsed_seconds"), ("values", "stats")  # tables are of numbers
 
+def row_of(path: Path, lines: Sequence[Line]) -> Row:
+    """What a run comes to: rates between its first line and its last, counters at its end.
 
-def read(path: Path) -> list[Line]:
-    """The lines of a file; a last one that was cut off, as a killed run leaves it, is left out.
-
-    Raises:
-        ConfigurationError: it cannot be read, or is no such file; names the line.
+    Statistics begin anew where a run was resumed: its parts are added up. Ratios after warm-up, and what was noted, are
+    the last part's.
     """
-    try:
-        texts = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-    lines: list[Line] = []
-    for number, text in enumerate(texts, start=1):
-        if not text.strip():
-            continue
-        try:
-            line = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            if number == len(texts) and lines:
-                break
-            raise ConfigurationError(f"{path}, line {number}: not JSON ({error})") from error
-        if not _is_line(line):
-            wanted = ", ".join((*NUMBERS, *TABLES))
-            raise ConfigurationError(f"{path}, line {number}: not a line of ringprune.StatsLog ({wanted})")
-        if lines and line["calls"] < lines[-1]["calls"]:
-            raise ConfigurationError(
-                f"{path}, line {number}: call {line['calls']:,} after call {lines[-1]['calls']:,}, so that it holds "
-                "several runs; give each a file of its own"
-            )
-        lines.append(line)
-    if not lines:
-        raise ConfigurationError(f"{path}: no line of ringprune.StatsLog")
-    return lines
+    parts = _parts(lines)
+    end = lines[-1]["stats"]
+    steps, seconds = (sum(part[-1][name] - part[0][name] for part in parts) for name in ("calls", "elapsed_seconds"))
 
-
-def _is_line(line: Any) -> bool:
-    if not isinstance(line, dict) or not all(isinstance(line.get(key), dict) for key in TABLES):
-        return False
-    numbers = [*(line.get(key) for key in NUMBERS), *(value for key in TABLES for value in line[key].values())]
-    return all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
-
-
-def row_of(path: Path, lines: list[Line]) -> Row:
-    """What a run comes to: rates between its first line and its last, counters at its end."""
-    first, last = lines[0], lines[-1]
-    steps = last["calls"] - first["calls"]
-    seconds = last["elapsed_seconds"] - first["elapsed_seconds"]
-    stats, begin = last["stats"], first["stats"]
+    def added(name: str) -> float:
+        return sum(part[-1]["stats"].get(name, 0.0) - part[0]["stats"].get(name, 0.0) for part in parts)
 
     def per_step(name: str) -> float | None:
-        return (stats.get(name, 0.0) - begin.get(name, 0.0)) / steps if steps else None
+        return added(name) / steps if steps else None
 
-    stages = {name: per_step(name) for name in stats if name.startswith("seconds/")}
+    stages = {name: per_step(name) for name in end if name.startswith("seconds/")}
     return {
         "run": str(path),
         "steps": steps,
@@ -76,10 +38,39 @@ def row_of(path: Path, lines: list[Line]) -> Row:
             name.removeprefix("bytes_"): per_step(name)
             for name in ("bytes_values", "bytes_indices", "bytes_dense", "bytes_headers")
         },
-        "wire_ratio": stats.get("wire_ratio"),
-        "steady_wire_ratio": stats.get("steady_wire_ratio"),
-        "realised_density": stats.get("realised_density"),
-        "skipped_steps": stats.get("skipped_steps", 0.0) - begin.get("skipped_steps", 0.0),
+        "wire_ratio": _wire_ratio(parts),
+        "steady_wire_ratio": end.get("steady_wire_ratio"),
+        "realised_density": end.get("realised_density"),
+        "skipped_steps": added("skipped_steps"),
         "stage_seconds_per_step": {name.removeprefix("seconds/"): value for name, value in stages.items()},
-        "values": last["values"],
+        "values": lines[-1]["values"],
     }
+
+
+def sent(lines: Sequence[Line]) -> list[float]:
+    """Bytes sent until each line, in all parts of the run."""
+    found: list[float] = []
+    before = 0.0  # in the parts that ended
+    for part in _parts(lines):
+        found += [before + float(line["stats"].get("bytes_sent", 0.0)) for line in part]
+        before = found[-1]
+    return found
+
+
+def _parts(lines: Sequence[Line]) -> list[list[Line]]:
+    """The lines from one start of the run to the next."""
+    parts: list[list[Line]] = []
+    for line in lines:
+        if not parts or line.get("resumed"):
+            parts.append([])
+        parts[-1].append(line)
+    return parts
+
+
+def _wire_ratio(parts: Sequence[Sequence[Line]]) -> float | None:
+    """Dense float32 bytes over those sent, of all parts."""
+    ends = [part[-1]["stats"] for part in parts]
+    if len(ends) == 1:
+        return ends[0].get("wire_ratio")
+    total, dense = (sum(end.get(name, 0.0) for end in ends) for name in ("bytes_sent", "dense_equivalent_bytes"))
+    return dense / total if total else None
