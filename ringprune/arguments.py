@@ -1,8 +1,10 @@
 """What ``DistributedOptimizer`` accepts: parameter names, and Horovod's own arguments accepted or refused by name."""
 
+import difflib
 import logging
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from ringprune.embedding import ShardedEmbedding, embedding_of
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.guard import Guard
 from ringprune.plan import ParamSpec
-from ringprune.policies import Policy
+from ringprune.policies import IWP, Policy
 from ringprune.reduction import Mean
 from ringprune.shared_momentum import SharedMomentum
 from ringprune.validation import flag, real_number
@@ -37,6 +39,7 @@ __all__ = [
     "is_outside",
     "leave",
     "name_parameters",
+    "refuse_unknown",
     "statistics",
 ]
 
@@ -58,6 +61,21 @@ _REFUSED = {
     "SparseAdam": "it needs sparse gradients, and RingPrune makes dense ones unless rows travel or live on owners: use "
     "rp.Parallax() or dataclasses.replace(policy, rows=rp.Rows()), or local_steps",
 }
+
+
+def refuse_unknown(given: Iterable[str], wrapper: type[torch.optim.Optimizer]) -> None:
+    """Say where arguments belong that the wrapper does not have.
+
+    Raises:
+        ArgumentTypeError: there is one.
+    """
+    for name in given:
+        hint = ""
+        if name in signature(IWP).parameters:
+            hint = f"; it is a policy's: policy=ringprune.IWP({name}=...)"
+        elif near := difflib.get_close_matches(name, signature(wrapper).parameters, n=1):
+            hint = f"; did you mean {near[0]!r}?"
+        raise ArgumentTypeError(f"{wrapper.__name__} has no argument {name!r}{hint}")
 
 
 def check_guard(guard: Any, policy: Policy) -> Guard | None:
@@ -85,11 +103,13 @@ def check_optimizer(optimizer: Any, policy: Policy) -> torch.optim.Optimizer:
         ConfigurationError: it is one that cannot work, or is wrapped already.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        if isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
+        if isinstance(optimizer, list):  # what Horovod's wrapper hands to the class that it derives from
+            found = "a list of param groups, as from hvd.DistributedOptimizer around this one"
+        elif isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
             found = f"{optimizer!r:.60}"
         else:
             found = f"a {type(optimizer).__module__}.{type(optimizer).__name__}"
-        raise ArgumentTypeError(f"optimizer is {found}: the plain torch.optim.Optimizer is wanted")
+        raise ArgumentTypeError(f"optimizer is {found}: the plain torch.optim.Optimizer is wanted, wrapped once")
     name, module = type(optimizer).__name__, type(optimizer).__module__
     if module.startswith("ringprune") or hasattr(optimizer, "skip_synchronize"):
         raise ConfigurationError(f"optimizer is a {module}.{name} already; wrap the plain torch optimizer, once")

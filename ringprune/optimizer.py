@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -92,6 +92,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         process_set: Any = None,
         sparse_as_dense: bool = False,
         gradient_predivide_factor: float = 1.0,
+        **unknown: NoReturn,
     ) -> None:
         outside = arguments.is_outside(process_set)
         if not outside:
@@ -99,6 +100,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._own_comm = comm is None or isinstance(comm, str)
             greeting, outside = Greeting(self._comm), self._comm.size == 0
         with nullcontext() if outside else greeting.told():
+            arguments.refuse_unknown(unknown, DistributedOptimizer)
             chosen, auto = as_choice(policy, optimizer, {"hierarchical=True": hierarchical, "guard": guard is not None})
             self._inner = arguments.check_optimizer(optimizer, chosen)
             super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -109,19 +111,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._last: dict[str, Any] = {}  # statistics, of one that was closed
             self._pilot: Pilot | None = None
             if outside:
-                # There a GradScaler unscales and skips itself, as with any optimizer.
-                self._step_supports_amp_scaling = False
+                self._step_supports_amp_scaling = False  # a GradScaler unscales and skips itself, as with any optimizer
                 return
             greeting.lives_with(self.param_groups)
             scale = LossScale(scaler)
+            horovods = (op, compression, groups, num_groups, sparse_as_dense, gradient_predivide_factor)
             settings = Settings(
                 seed=whole_number("seed", seed, 0),
                 passes=whole_number("backward_passes_per_step", backward_passes_per_step, 1),
                 nonfinite=("skip" if scale.enabled else "raise") if nonfinite is None else nonfinite,
                 overlap=flag("overlap", overlap),
-                mean=arguments.horovod_arguments(
-                    op, compression, groups, num_groups, sparse_as_dense, gradient_predivide_factor
-                ),
+                mean=arguments.horovod_arguments(*horovods),
                 check_every=whole_number("check_every", check_every, 0),
                 guard=arguments.check_guard(guard, chosen),
             )

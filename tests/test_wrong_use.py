@@ -36,6 +36,34 @@ def test_more_backward_passes_than_announced_are_told_to_all_ranks() -> None:
     rp.simulate(3, rank)
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("density", r"no argument 'density'; it is a policy's: policy=ringprune.IWP\(density=...\)"),
+        ("named_params", "no argument 'named_params'; did you mean 'named_parameters'"),
+        ("xyz", "no argument 'xyz'$"),
+    ],
+)
+def test_an_argument_that_is_none_is_told_to_all_ranks(name: str, said: str) -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        more: Any = {name: 1} if comm.rank == 1 else {}
+        with pytest.raises(rp.ArgumentTypeError if comm.rank == 1 else rp.RingPruneError, match=said):
+            rp.DistributedOptimizer(plain_sgd(make_model().parameters()), comm=comm, **more)
+
+    rp.simulate(2, rank)
+
+
+def test_horovods_wrapper_around_ours_is_told() -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        optimizer = wrap(make_model(), comm, IWP)
+        # As horovod.torch.DistributedOptimizer does it: a class derived from the optimizer's, made of its groups.
+        derived: Any = type("DistributedOptimizer", (type(optimizer),), {})
+        with pytest.raises(rp.ArgumentTypeError, match=r"as from hvd\.DistributedOptimizer around this one: .* once$"):
+            derived(optimizer.param_groups)
+
+    only(rank)
+
+
 def test_step_before_backward_is_an_error_on_all_ranks() -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         model = make_model()

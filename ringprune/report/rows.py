@@ -22,7 +22,7 @@ def row_of(path: Path, lines: Sequence[Line]) -> Row:
     steps, seconds = (sum(part[-1][name] - part[0][name] for part in parts) for name in ("calls", "elapsed_seconds"))
 
     def added(name: str) -> float:
-        return sum(part[-1]["stats"].get(name, 0.0) - part[0]["stats"].get(name, 0.0) for part in parts)
+        return sum(float(part[-1]["stats"].get(name, 0.0) - part[0]["stats"].get(name, 0.0)) for part in parts)
 
     def per_step(name: str) -> float | None:
         return added(name) / steps if steps else None
@@ -71,6 +71,7 @@ def _wire_ratio(parts: Sequence[Sequence[Line]]) -> float | None:
     """Dense float32 bytes over those sent, of all parts."""
     ends = [part[-1]["stats"] for part in parts]
     if len(ends) == 1:
-        return ends[0].get("wire_ratio")
-    total, dense = (sum(end.get(name, 0.0) for end in ends) for name in ("bytes_sent", "dense_equivalent_bytes"))
+        ratio: float | None = ends[0].get("wire_ratio")
+        return ratio
+    total, dense = (sum(float(end.get(name, 0.0)) for end in ends) for name in ("bytes_sent", "dense_equivalent_bytes"))
     return dense / total if total else None
