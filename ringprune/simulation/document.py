@@ -86,7 +86,7 @@ def _tables(studies: Sequence[Study]) -> str:
         begun = [study for study in own if study.runs or study.reason]
         parts.append(_made_on(own) + "\n")
         parts.append(markdown(*table.lines(begun)) + "\n" if begun else "")
-        parts += [f"* {sentence}" for sentence in table.front(begun)]
+        parts += [f"* {sentence}" for sentence in table.front(own)]
         parts.append("")
     if any(study.best is not None for study in studies):
         parts += ["### Plots\n", f"![best value against bytes sent]({IMAGES}/{figures.FRONT})\n"]

@@ -71,7 +71,7 @@ def front(studies: Sequence[Study]) -> Iterator[str]:
         of = f"of {len(others)} cells with no more bytes {len(done)} are finished"
         if beaten:
             yield f"{where}: iwp is beaten by {', '.join(beaten)}; {of}"
-        elif len(done) == len(others):
+        elif others and len(done) == len(others):
             yield f"{where}: iwp is on the Pareto front"
         else:
             yield f"{where}: " + (f"iwp is not beaten; {of}" if done else f"nothing to compare iwp with; {of}")

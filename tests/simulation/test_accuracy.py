@@ -240,7 +240,20 @@ def test_the_page_is_written_from_the_store(tiny: Task, tmp_path: Path) -> None:
     document(tmp_path, battery.studies(records), records)
     assert page.read_text() == text, "writing again changes nothing"
     assert len(log(records.values())[1]) >= 6
-    assert "tiny at 1/4: iwp is on the Pareto front" in list(front(battery.studies(records)))
+    (said,) = front(battery.studies(records))
+    assert f"* {said}" in text and said.startswith("tiny at 1/4: nothing to compare iwp with; of 0 cells")
+
+
+def test_the_page_counts_the_cells_that_nobody_has_begun(tiny: Task, tmp_path: Path) -> None:
+    """They were left out, so that iwp was on the front where it was alone."""
+    pytest.importorskip("matplotlib")
+    (tmp_path / "accuracy.md").write_text((ROOT / "docs" / "accuracy.md").read_text())
+    battery, store = Battery([tiny], SMALL, [1 / 4], 4), Store(tmp_path / "runs")
+    list(make_runs(battery.plan, store, 0))
+    whole = Battery([tiny], [*SMALL, Method("dgc", "dgc:min_numel=1", "")], [1 / 4], 4)
+    records = store.records()
+    document(tmp_path, whole.studies(records), records)
+    assert "* tiny at 1/4: nothing to compare iwp with; of 1 cells" in (tmp_path / "accuracy.md").read_text()
 
 
 def test_a_page_without_markers_is_left_alone(tiny: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
