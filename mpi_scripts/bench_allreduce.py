@@ -26,8 +26,9 @@ from exchanges.words import link_rate, listed
 from rich.console import Console
 
 import ringprune as rp
-from ringprune.readers import above_zero, at_least
+from ringprune.readers import above_zero, at_least, target
 from ringprune.reduction.ring import RingReduction
+from ringprune.whole_file import write_whole
 
 NOTHING_MEASURED, INTERRUPTED = 3, 130  # exit status
 
@@ -92,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json == "-":
         print(json.dumps(rows, indent=1))
     elif options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+        write_whole(json.dumps(rows, indent=1) + "\n", options.json)
     return 0
 
 
@@ -203,7 +204,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--time-limit", type=above_zero, default=600.0, metavar="S", help="seconds for each job made; 600"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the rows for programs; - is standard output")
+    parser.add_argument("--json", type=target, metavar="FILE", help="write the rows for programs; - is standard output")
     return parser.parse_args(arguments)
 
 

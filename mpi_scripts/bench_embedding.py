@@ -23,7 +23,8 @@ from exchanges.job import in_job, started_by
 from exchanges.words import link_rate, listed, slower
 from rich.console import Console
 
-from ringprune.readers import above_zero, at_least
+from ringprune.readers import above_zero, at_least, target
+from ringprune.whole_file import write_whole
 
 NOTHING_MEASURED, INTERRUPTED = 3, 130  # exit status
 
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json == "-":
         print(json.dumps(rows, indent=1))
     elif options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+        write_whole(json.dumps(rows, indent=1) + "\n", options.json)
     return 1 if failures else 0
 
 
@@ -138,7 +139,7 @@ def _parsed(arguments: Sequence[str] | None, is_rank: bool) -> argparse.Namespac
     how.add_argument("--steps", type=at_least(1), default=5, metavar="N", help="steps that are timed in each; 5")
     how.add_argument("--warmup", type=at_least(1), default=2, metavar="N", help="steps before them; 2")
     how.add_argument("--time-limit", type=above_zero, default=900.0, metavar="S", help="seconds for each job; 900")
-    how.add_argument("--json", metavar="FILE", help="write the rows for programs; - is standard output")
+    how.add_argument("--json", type=target, metavar="FILE", help="write the rows for programs; - is standard output")
     options = parser.parse_args(arguments)
     try:
         named(options.methods)

@@ -22,6 +22,8 @@ from exchanges.outside import NOTHING, NOTHING_MEASURED
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from ringprune.whole_file import write_whole
+
 INTERRUPTED = 130  # as shells say it
 
 Row = dict[str, Any]
@@ -100,9 +102,7 @@ def _write(rows: list[Row], to: str | None) -> None:
     """Rows for programs, those that are there so far: a job takes minutes, and the next one may fail."""
     if to is None or to == "-":
         return
-    new = Path(f"{to}.new")  # never seen half written
-    new.write_text(json.dumps(rows, indent=1) + "\n")
-    new.replace(to)
+    write_whole(json.dumps(rows, indent=1) + "\n", to)
 
 
 @contextmanager

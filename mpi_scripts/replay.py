@@ -22,7 +22,8 @@ from replays.methods import COMMUNICATORS, DEFAULTS, HOROVOD, named
 from rich.console import Console
 
 from ringprune.profiles.format import BadProfile, read
-from ringprune.readers import above_zero, at_least, picture
+from ringprune.readers import above_zero, at_least, file, picture, target
+from ringprune.whole_file import write_whole
 
 PROFILES = HERE / "profiles"
 NOTHING_MEASURED, INTERRUPTED = 3, 130  # exit status
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json == "-":
         print(json.dumps(rows, indent=1))
     elif options.json:
-        Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+        write_whole(json.dumps(rows, indent=1) + "\n", options.json)
     return 1 if failures else 0
 
 
@@ -82,11 +83,11 @@ def _in_job(options: argparse.Namespace) -> int:
         rows, events = inside.rows(options, job)
     if job.rank == 0:
         if options.json and options.json != "-":
-            Path(options.json).write_text(json.dumps(rows, indent=1) + "\n")
+            write_whole(json.dumps(rows, indent=1) + "\n", options.json)
         else:
             table.show(rows, Console())
         if options.trace:
-            timeline.write_trace(events, Path(options.trace))
+            timeline.write_trace(events, options.trace)
         if options.plot:
             timeline.draw(events, f"{rows[0]['model']}, {rows[0]['ranks']} ranks, {rows[0]['rate']}", options.plot)
     return 0
@@ -157,8 +158,8 @@ def _parsed(arguments: Sequence[str] | None, is_rank: bool) -> argparse.Namespac
     add("--warmup", type=at_least(1), default=2, metavar="N", help="iterations before them; 2")
     add("--brief", action="store_true", help="leave out exchanges with nothing else to do: network, bound, overlap")
     add("--time-limit", type=above_zero, default=900.0, metavar="S", help="seconds for each job; 900")
-    add("--json", metavar="FILE", help="write the rows for programs; - is standard output")
-    add("--trace", metavar="FILE", help="write what rank 0 did when, for chrome://tracing")
+    add("--json", type=target, metavar="FILE", help="write the rows for programs; - is standard output")
+    add("--trace", type=file, metavar="FILE", help="write what rank 0 did when, for chrome://tracing")
     add("--plot", type=picture, metavar="FILE", help="draw it; .png, .pdf or .svg")
     options = parser.parse_args(arguments)
     try:

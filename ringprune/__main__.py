@@ -1,6 +1,7 @@
 """The command line: ``ringprune <command>``, or ``python -m ringprune <command>``."""
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 when the command succeeded.
     """
+    if sys.stdout is None:  # it was closed
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end of the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of users' own may have letters that it has not
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.command is None:
@@ -42,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who reads what is printed has seen enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end of the process, which flushes it
         return 0
+    except KeyboardInterrupt:
+        print("ringprune: stopped", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
+from ringprune.averaged_already import check_not_averaged
 from ringprune.comm import connect
 from ringprune.comm.checked import CheckedCommunicator
 from ringprune.comm.communicator import Communicator, Nodes
@@ -225,13 +226,16 @@ def name_parameters(
 
     Raises:
         ArgumentTypeError: ``named_parameters`` does not give (name, parameter) pairs.
-        ConfigurationError: names occur twice, or parameters of the optimizer have no name.
+        ConfigurationError: names occur twice, parameters of the optimizer have no name, or others average gradients.
     """
     owned = [(p, group) for group, entry in enumerate(optimizer.param_groups) for p in entry["params"]]
+    check_not_averaged(param for param, _ in owned)
     if named_parameters is None:
         return [(f"parameter {i}", param, group) for i, (param, group) in enumerate(owned)]
     if not isinstance(named_parameters, Iterable):
-        raise ArgumentTypeError(f"named_parameters={named_parameters!r:.60}: (name, parameter) pairs, or None")
+        raise ArgumentTypeError(
+            f"named_parameters is of type {type(named_parameters).__name__}: model.named_parameters(), or None"
+        )
     pairs = list(named_parameters)
     for pair in pairs:
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and torch.is_tensor(pair[1])):

@@ -1,6 +1,7 @@
 """Starting all ranks from one rank's weights, over any communicator."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ def broadcast_parameters(
             group that it is of does nothing.
 
     Raises:
-        ArgumentTypeError: a value is no tensor.
+        ArgumentTypeError: ``params`` are neither of these, or a value is no tensor.
     """
     own = comm is None or isinstance(comm, str)
     communicator = connect(comm) if comm is None or isinstance(comm, str) else comm
@@ -37,8 +38,7 @@ def broadcast_parameters(
         raise ArgumentTypeError(f"comm={comm!r}: a communicator, its kind as a string, or None")
     if communicator.size == 0:
         return
-    pairs = sorted(params.items()) if isinstance(params, Mapping) else list(params)
-    for name, tensor in pairs:
+    for name, tensor in _pairs(params):
         if not isinstance(tensor, Tensor):
             raise ArgumentTypeError(f"broadcast_parameters: {name!r} is {type(tensor).__name__}, not a tensor")
         if embedding_of(tensor) is not None:
@@ -50,3 +50,13 @@ def broadcast_parameters(
             tensor.copy_(received.view(tensor.dtype).view(tensor.shape))
     if own:
         communicator.close()
+
+
+def _pairs(params: Any) -> list[tuple[str, Any]]:
+    if isinstance(params, Mapping):
+        return sorted(params.items())
+    pairs = list(params) if isinstance(params, Iterable) else [params]
+    if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
+        found = type(params).__name__
+        raise ArgumentTypeError(f"broadcast_parameters: model.state_dict() or model.named_parameters(), not a {found}")
+    return pairs

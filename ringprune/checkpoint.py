@@ -1,7 +1,7 @@
 """What a checkpoint holds besides torch's own keys, and the strict check when it is loaded."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from ringprune.errors import CheckpointError
 __all__ = ["FORMAT", "Origin", "check_origin", "check_tensors", "copy", "divide_sums", "save", "without_kept"]
 
 FORMAT = 2
-KEPT = ("residual", "velocity", "rms", "core", "relevance", "estimate", "age", "guard")
+KEPT = ("residual", "velocity", "rms", "core", "relevance", "estimate", "age", "guard", "empty")
 """What only ranks that keep something back have."""
-ANEW = ("guard", "overlap", "pace")
+ANEW = ("guard", "overlap", "pace", "empty")
 """What may be missing, and then begins anew, at zero."""
 OF_SUMS = ("velocity", "estimate")
 """What a flushed checkpoint has as the ranks' mean: where they exchange sums, the sum over their number."""
@@ -33,6 +33,7 @@ class Origin:
         step: exchanges made before.
         local_steps: steps made since the last exchange, in update mode.
         flushed: whether nothing in it is private to the rank: it was saved after a flush, or nothing is kept back.
+        findings: what this rank has to tell the others at the next exchange, in update mode.
     """
 
     rank: int
@@ -41,6 +42,7 @@ class Origin:
     step: int
     local_steps: int
     flushed: bool
+    findings: tuple[str, ...] = ()
 
 
 def save(origin: Origin, state: Tensors) -> dict[str, Any]:
@@ -63,7 +65,7 @@ def check_origin(saved: Any, rank: int, size: int, keepers: int) -> Origin:
         )
     if saved.get("format") != FORMAT:
         raise CheckpointError(f"the checkpoint has format {saved.get('format')!r}; this version reads {FORMAT}")
-    names = [field.name for field in fields(Origin)]
+    names = [field.name for field in fields(Origin) if field.name in saved or field.default is MISSING]
     absent = [name for name in (*names, "parameters") if name not in saved]
     if absent:
         raise CheckpointError(f"the checkpoint's 'ringprune' entry is damaged: it lacks {', '.join(absent)}")

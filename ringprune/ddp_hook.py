@@ -128,6 +128,7 @@ class DDPHook:
         self.__name__ = self.__qualname__ = "ringprune.ddp_hook"
         kind = Parameter.POSITIONAL_OR_KEYWORD
         self.__signature__ = Signature([Parameter("state", kind), Parameter("bucket", kind)])
+        self._params: list[Tensor] = []
         self._arrived: list[_Arrived] = []
         self._open = False  # buckets of a backward pass have come, but not the last one
         self._touched: set[int] = set()  # ids of parameters that have got a gradient here since the last pass
@@ -299,8 +300,12 @@ class DDPHook:
 
     def _build(self, layout: list[tuple[int, ...]]) -> None:
         """Make the Plan for DDP's buckets, and move what was kept back over to it."""
-        kept = self.state_dict()
-        self._params = [param for arrived in self._arrived for param in arrived.params]
+        kept, params = self.state_dict(), [param for arrived in self._arrived for param in arrived.params]
+        if self._exchange is not None and not {*map(id, params)} & {*map(id, self._params)}:
+            raise UsageError(
+                "this hook serves another DistributedDataParallel: make a ringprune.ddp_hook for each model"
+            )
+        self._params = params
         named = [(self._names.setdefault(id(p), f"parameter {len(self._names)}"), p, 0) for p in self._params]
         specs = describe_parameters(named)  # DDP has seen to it that they are alike on all ranks, and so are errors
         self._buckets = self._split(specs)

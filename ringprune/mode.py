@@ -225,7 +225,7 @@ class Mode(ABC):
                 if param.requires_grad and id(param) not in self._known:
                     self._verdict.note_fault(
                         f"a parameter of shape {list(param.shape)} in param group {number} requires a gradient and did "
-                        "not when the optimizer was wrapped; close() the wrapper and wrap again"
+                        "not when the optimizer was wrapped: flush(), close() the wrapper and wrap again"
                     )
 
     def _nonfinite(self, what: str) -> list[str]:
@@ -293,13 +293,22 @@ class Mode(ABC):
             UsageError: one is; names ``call``.
         """
         if self.backward.touched or self._open:
-            raise UsageError(f"{call} after backward() and before step() or synchronize(): an exchange is under way")
+            hint = ""
+            if call.startswith("zero_grad"):
+                hint = "; to leave a batch out, decide before backward(), and call zero_grad() and step() without it"
+            raise UsageError(
+                f"{call} after backward() and before step() or synchronize(): an exchange is under way{hint}"
+            )
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def keeps_something(self) -> bool:
         """Whether an exchange may leave something for later ones, so that a checkpoint is this rank's alone."""
         return any(kinds.keys() - {"overlap"} for kinds in self.exchange.state().values())
+
+    def done(self) -> dict[str, Any]:
+        """How far it has come, for a checkpoint's ``Origin``."""
+        return {"step": self.exchange.step, "local_steps": self.local_steps, "findings": self._verdict.findings}
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Everything a checkpoint must hold besides the wrapped optimizer's state, as views by parameter name."""
@@ -312,6 +321,8 @@ class Mode(ABC):
     def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], origin: Origin) -> None:
         """The state was overwritten from the checkpoint that ``origin`` tells about."""
         self._verdict.clear()  # what was found in the run that is left behind
+        for finding in origin.findings:
+            self._verdict.note_nonfinite(finding)
         self.exchange.resumed(origin.step, flushed=origin.flushed)
 
 

@@ -339,9 +339,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
             mode.settle()
         state = sharded_state.save(self._inner)
         if mode is not None:
-            who, done = (self._comm.rank, self._comm.size, self._keepers), (mode.exchange.step, mode.local_steps)
             flushed = self._flushed or (self._keepers == self._comm.size and not mode.keeps_something())
-            state["ringprune"] = checkpoint.save(checkpoint.Origin(*who, *done, flushed=flushed), mode.state())
+            origin = checkpoint.Origin(self._comm.rank, self._comm.size, self._keepers, flushed=flushed, **mode.done())
+            state["ringprune"] = checkpoint.save(origin, mode.state())
             if self._pilot is not None:
                 state["ringprune"]["auto"] = self._pilot.state()
         return state

@@ -95,7 +95,8 @@ def _check_decay(optimizer: Optimizer, sparse: set[int]) -> None:
             raise ConfigurationError(
                 f"optimizer={type(optimizer).__name__} with weight_decay={group['weight_decay']} has {len(tables)} "
                 f"tables with sparse gradients, such as one of shape {list(tables[0].shape)}: torch decays only whole "
-                "ones. Give them a parameter group with weight_decay=0, or SGD momentum and a policy that takes it over"
+                "ones. Give them a parameter group with weight_decay=0, or, where every rank has the whole table, SGD "
+                "momentum and a policy that takes it over"
             )
 
 
@@ -150,6 +151,7 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
             f"optimizer={kind} takes no sparse gradients; {next(iter(parts.embeddings))!r} is a ShardedEmbedding's: "
             "give the tables to SparseAdam, Adagrad or SGD, in a wrapper of their own"
         )
+    _check_decay(parts.inner, {id(table.weight) for table in parts.embeddings.values()})
     wrong = [name for name, table in parts.embeddings.items() if table.average != parts.settings.mean.average]
     if wrong:
         asked = "averages" if parts.settings.mean.average else "sums"

@@ -84,7 +84,7 @@ def folder(text: str) -> Path:
 
 
 def _can_be_written(path: Path) -> bool:
-    return not path.is_dir() and os.access(path.parent, os.W_OK)
+    return not path.is_dir() and os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
 
 
 def picture(text: str) -> Path:

@@ -4,6 +4,7 @@ from typing import Literal
 
 import torch
 
+from ringprune.errors import ArgumentTypeError
 from ringprune.local_steps import LocalSteps
 from ringprune.policies import IWP, Policy
 from ringprune.shared_momentum import SharedMomentum
@@ -32,7 +33,12 @@ def recommended(optimizer: torch.optim.Optimizer) -> Policy:
 
     Returns:
         The policy; ``dataclasses.replace`` changes its slots.
+
+    Raises:
+        ArgumentTypeError: it is no torch optimizer.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ArgumentTypeError(f"recommended() takes the optimizer to wrap, not a {type(optimizer).__name__}")
     momentum: Literal["own", "shared"] = "shared" if SharedMomentum.serves(optimizer) else "own"
     if isinstance(optimizer, torch.optim.SGD):
         steps = LocalSteps(LOCAL_STEPS, momentum=momentum)

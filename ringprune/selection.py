@@ -47,6 +47,10 @@ class Density:
     warmup: Warmup = Warmup(steps=0)
 
     def __post_init__(self) -> None:
+        if isinstance(self.target, int | float) and 1 < self.target <= 100:
+            raise ConfigurationError(
+                f"density={self.target!r}: it is a share; {self.target:g} % is {self.target / 100:g}"
+            )
         real_number("density", self.target, above=0, most=1)
         if not isinstance(self.warmup, Warmup):
             raise ArgumentTypeError(f"warmup={self.warmup!r}: a ringprune.Warmup(steps, start), or None")

@@ -1,11 +1,12 @@
 """A run's statistics at intervals: a file of JSON lines, written and read; and numbers for any other logger."""
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsFloat
 
 from torch import Tensor
 
@@ -93,8 +94,17 @@ class StatsLog:
         """A step was made; every ``every`` calls, and at :meth:`close`, a line is written.
 
         Args:
-            **values: numbers of the step to keep with the line, such as ``loss=loss``; read where a line is written.
+            **values: numbers of the step to keep with the line, such as ``loss=loss``; read where a line is written,
+                and None there where they are not finite.
+
+        Raises:
+            ArgumentTypeError: a value is no number, nor a tensor of one.
         """
+        for name, value in values.items():
+            if isinstance(value, Tensor) and value.numel() != 1:
+                raise ArgumentTypeError(f"{name} is a tensor of shape {list(value.shape)}: a single number is wanted")
+            if not isinstance(value, Tensor | SupportsFloat):
+                raise ArgumentTypeError(f"{name}={value!r}: a number, or a tensor of one")
         self._calls += 1
         self._last = {name: v.detach() if isinstance(v, Tensor) else v for name, v in values.items()}
         if self._calls % self._every == 0:
@@ -103,9 +113,9 @@ class StatsLog:
     def close(self) -> None:
         """Write the last line, and close the file."""
         if not self._file.closed:
-            if self._calls != self._written:
-                self._write()
-            self._file.close()
+            with self._file:
+                if self._calls != self._written:
+                    self._write()
 
     def __enter__(self) -> "StatsLog":
         return self
@@ -117,7 +127,8 @@ class StatsLog:
         numbers = scalars(self._optimizer.stats())
         values = {name: float(value) for name, value in self._last.items()}  # waits for a GPU only here
         head = {"calls": self._calls, "elapsed_seconds": time.monotonic() - self._started}
-        self._file.write(json.dumps({**head, **marks, "values": values, "stats": numbers}) + "\n")
+        kept = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
+        self._file.write(json.dumps({**head, **marks, "values": kept, "stats": numbers}) + "\n")
         self._file.flush()  # a run that is killed has what it had
         self._written = self._calls
         if self._writer is not None:
@@ -162,7 +173,8 @@ def read(path: Path) -> list[Line]:
 def _is_line(line: Any) -> bool:
     if not isinstance(line, dict) or not all(isinstance(line.get(key), dict) for key in TABLES):
         return False
-    numbers = [*(line.get(key) for key in NUMBERS), *(value for key in TABLES for value in line[key].values())]
+    noted = [value for value in line["values"].values() if value is not None]
+    numbers = [*(line.get(key) for key in NUMBERS), *line["stats"].values(), *noted]
     return all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
 
 

@@ -63,6 +63,11 @@ class Verdict:
         """A gradient of this rank holds NaN or infinity."""
         self._nonfinite.append(finding)
 
+    @property
+    def findings(self) -> tuple[str, ...]:
+        """What was noted of NaN and infinity, and not told yet."""
+        return tuple(self._nonfinite)
+
     def note_fault(self, finding: str) -> None:
         """The caller of this rank did something that cannot work; the first is kept."""
         self.fault = self.fault or finding

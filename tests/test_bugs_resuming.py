@@ -139,6 +139,55 @@ def test_look_ahead_resumes_to_the_bit_where_nothing_was_left_over(flushed: bool
     rp.simulate(2, rank)
 
 
+def test_look_ahead_resumes_within_the_first_interval_after_a_flush() -> None:
+    """A step had been made since, but no exchange: the resumed one chose by a residual of zeros, and sent nothing."""
+
+    def start(comm: Any) -> tuple[nn.Module, rp.DistributedOptimizer]:
+        model = make_model()
+        return model, wrap(model, comm, rp.IWP(0.1, roots="all", lookahead=True, local_steps=2))
+
+    def rank(comm: Any) -> None:
+        model, optimizer = start(comm)
+        run(model, optimizer, comm.rank, 2)
+        optimizer.flush()
+        run(model, optimizer, comm.rank, 1, start=2)
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        run(model, optimizer, comm.rank, 1, start=3)
+        again, resumed = start(comm.duplicate())
+        again.load_state_dict(saved[0])
+        resumed.load_state_dict(saved[1])
+        run(again, resumed, comm.rank, 1, start=3)
+        for one, other in zip(model.parameters(), again.parameters(), strict=True):
+            assert same_bytes(one, other)
+        for each in (optimizer, resumed):
+            each.close()
+
+    rp.simulate(2, rank)
+
+
+def test_what_a_rank_has_to_tell_is_in_its_checkpoint() -> None:
+    """A NaN in the middle of an interval was told at its end, but not where the run was resumed in between."""
+
+    def rank(comm: Any) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.Dense(local_steps=3))
+        for param in model.parameters():
+            param.grad = torch.full_like(param, torch.nan if comm.rank == 1 else 0.0)
+        loss_of(model, next(iter(batches(comm.rank, 1)))).backward()  # adds to NaN
+        optimizer.step()
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        again = make_model()
+        resumed = wrap(again, comm.duplicate(), rp.Dense(local_steps=3))
+        again.load_state_dict(saved[0])
+        resumed.load_state_dict(saved[1])
+        for each, wrapper in ((model, optimizer), (again, resumed)):
+            with pytest.raises(rp.NonFiniteGradientError, match="rank 1"):
+                run(each, wrapper, comm.rank, 2, start=1)
+            wrapper.close()
+
+    rp.simulate(2, rank)
+
+
 def test_tables_alone_can_be_flushed_with_local_steps() -> None:
     """There was nothing to subtract from nothing, which torch refuses."""
 

@@ -645,6 +645,11 @@ def test_local_steps_with_only_tables() -> None:
             {},
             "ranks scale their losses by themselves",
         ),
+        (
+            {"make": lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=0.1)},
+            {},
+            r"SGD with weight_decay=0.1 has 1 tables",
+        ),
         ({"make": torch.optim.AdamW}, {}, r"AdamW takes no sparse gradients; 'table\.weight'.*SparseAdam"),
         ({"op": "sum"}, {}, r"the wrapper sums gradients.*'table\.weight' does not"),
         ({}, {"average": False}, r"the wrapper averages gradients.*'table\.weight' does not"),

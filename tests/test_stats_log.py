@@ -1,10 +1,14 @@
 """The log of a run's statistics, and ``ringprune report`` that reads it."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import torch
 
 import ringprune as rp
 from ringprune.__main__ import main
@@ -135,6 +139,29 @@ def test_a_file_of_others_is_not_gone_on_with(tmp_path: Path) -> None:
     assert path.read_text() == "mine\nno line end"
 
 
+def test_what_is_not_finite_is_null_and_what_is_no_number_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.jsonl"
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        optimizer = wrap(make_model(), comm, IWP)
+        with pytest.raises(KeyError, match="mine"), rp.StatsLog(path, optimizer) as log:
+            for wrong in (torch.ones(3), "1.0", None):
+                with pytest.raises(rp.ArgumentTypeError, match="loss"):
+                    log.step(loss=cast("Any", wrong))
+            log.step(loss=torch.full((1, 1), torch.nan), rate=0.5)
+            raise KeyError("mine")
+
+    rp.simulate(1, rank)
+    for text in path.read_text().splitlines():
+        json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    (row,) = report(capsys, str(path))
+    assert row["steps"] == 1 and row["values"] == {"loss": None, "rate": 0.5}
+    assert main(["report", str(path), "--plot", str(tmp_path / "run.png")]) == 0
+    assert "loss not finite, rate 0.5" in capsys.readouterr().out
+
+
 LINE = '{"calls": 4, "elapsed_seconds": 1.5, "values": {"loss": 0.25}, "stats": {"bytes_sent": 3.5}}\n'
 
 
@@ -156,7 +183,7 @@ def test_blank_lines_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         ("\x00\n", "line 1: not JSON"),
         ("[" * 100_000 + "\n", "line 1: not JSON"),
         (LINE + LINE.replace("3.5", '"x"'), "line 2: not a line of ringprune.StatsLog"),
-        (LINE + LINE.replace("0.25", "null"), "line 2: not a line of ringprune.StatsLog"),
+        (LINE + LINE.replace("3.5", "null"), "line 2: not a line of ringprune.StatsLog"),
         (LINE.replace("1.5", "true"), "line 1: not a line of ringprune.StatsLog"),
         (LINE.replace(": 4", ": 20") + LINE, "line 2: call 4 after call 20, so that it holds several runs"),
     ],
@@ -192,3 +219,15 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])
     assert capsys.readouterr().out == f"ringprune {rp.__version__}\n"
+
+
+def test_letters_that_a_terminal_has_not_are_escaped(tmp_path: Path) -> None:
+    """The table ended in a traceback."""
+    path = tmp_path / "run.jsonl"
+    path.write_text(LINE.replace("loss", "l\\u00f6\\u2603"))
+    command, environment = (
+        [sys.executable, "-m", "ringprune", "report", str(path)],
+        os.environ | {"PYTHONIOENCODING": "ascii"},
+    )
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "l\\xf6\\u2603 0.25" in done.stdout, done.stderr

@@ -64,6 +64,24 @@ def test_horovods_wrapper_around_ours_is_told() -> None:
     only(rank)
 
 
+def test_mistakes_of_calls_are_told_with_what_was_meant() -> None:
+    model = make_model()
+    with pytest.raises(rp.ArgumentTypeError, match=r"takes the optimizer to wrap, not a \w+"):
+        rp.recommended(model)  # type: ignore[arg-type]
+    for density, share in ((5, "0.05"), (1.5, "0.015")):
+        with pytest.raises(rp.ConfigurationError, match=rf"it is a share; {density:g} % is {share}$"):
+            rp.IWP(density)
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        with pytest.raises(rp.ArgumentTypeError, match=r"call it: ringprune\.DGC\(\)"):
+            wrap(model, comm, rp.DGC)
+        for wrong in (model, model.parameters(), 3):
+            with pytest.raises(rp.ArgumentTypeError, match=r"state_dict\(\) or model\.named_parameters\(\), not a"):
+                rp.broadcast_parameters(wrong, comm=comm)  # type: ignore[arg-type]
+
+    only(rank)
+
+
 def test_step_before_backward_is_an_error_on_all_ranks() -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         model = make_model()
@@ -310,7 +328,7 @@ def test_wrong_optimizers_and_names_are_named() -> None:
             (sgd(model.parameters()), model.parameters(), "pairs"),
             (torch.optim.SGD(model.parameters(), lr=1, momentum=0.9, dampening=0.5), named, "dampening"),
             (torch.optim.SGD([nn.Parameter(torch.zeros(2, dtype=torch.complex64))]), None, "floating-point"),
-            (sgd(model.parameters()), 5, "named_parameters=5"),
+            (sgd(model.parameters()), 5, r"named_parameters is of type int: model\.named_parameters\(\)"),
         ]
         for optimizer, names, said in cases:
             with pytest.raises((rp.ConfigurationError, rp.ArgumentTypeError), match=said):

@@ -62,8 +62,18 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", metavar="NAME", help="a known model, or a profile: a file that ends in .json")
-    what.add_argument("--entries", type=at_least(1), metavar="N", help="a model of so many entries, in equal matrices")
-    add("--ranks", type=at_least(1), metavar="N", help="how many, each with a link of its own; of a job, its own")
+    what.add_argument(
+        "--entries",
+        type=at_least(1, 1e18, " and below 1e18"),
+        metavar="N",
+        help="a model of so many entries, in equal matrices",
+    )
+    add(
+        "--ranks",
+        type=at_least(1, 1e9, " and below 1e9"),
+        metavar="N",
+        help="how many, each with a link of its own; of a job, its own",
+    )
     add(
         "--rate",
         type=_rate,

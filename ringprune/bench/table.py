@@ -4,8 +4,9 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
+
+from ringprune.whole_file import write_whole
 
 __all__ = ["bar", "plain", "print_table", "show", "write_rows"]
 
@@ -136,6 +137,4 @@ def write_rows(rows: Sequence[Row], to: str | None) -> None:
     if to == "-":
         print(text)
         return
-    new = Path(f"{to}.new")
-    new.write_text(text + "\n")
-    new.replace(to)
+    write_whole(text + "\n", to)

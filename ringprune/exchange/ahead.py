@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from ringprune.exchange.lane import Setting
+from ringprune.exchange.lane import Setting, StateOf
 from ringprune.exchange.packed import PackedLane
 from ringprune.plan import Bucket
 from ringprune.residual import Correction
@@ -30,11 +31,12 @@ class AheadLane(PackedLane):
     def __init__(self, bucket: Bucket, setting: Setting) -> None:
         super().__init__(bucket, setting)
         self._chosen_for: int | None = None
-        self._empty = True  # no step since the start or a flush: the residual has nothing to choose by
+        # No exchange since the start or a flush: the residual has nothing to choose by. A tensor, for checkpoints.
+        self._empty = torch.ones(1, dtype=torch.uint8, device="cpu")
 
     def look_ahead(self, step: int) -> None:
         """Stages 2 to 4 of ``step`` on the residual and the weights as they are, which are those of the step before."""
-        self._empty = False
+        self._empty.zero_()
         if self._chosen_for is not None:
             self.forget()  # for a second step on the same averages
         if self._had_sent_all(step):
@@ -50,11 +52,19 @@ class AheadLane(PackedLane):
     def flush(self, outputs: Sequence[Tensor]) -> None:
         """Send residual and velocity whole."""
         super().flush(outputs)
-        self._empty = True
+        self._empty.fill_(1)
 
     def resumed(self, *, flushed: bool) -> None:
         """The state is that of a checkpoint."""
-        self._empty = flushed
+        if flushed:
+            self._empty.fill_(1)
+
+    def state(self) -> StateOf:
+        """As every packed lane, and whether there is nothing to choose by."""
+        state = super().state()
+        for member in self.bucket.members:
+            state[member]["empty"] = self._empty
+        return state
 
     def _choose(self, step: int) -> None:
         """Stages 2 and 3 on what the steps before have left over."""

@@ -28,7 +28,7 @@ from ringprune.routing import sent_whole
 
 __all__ = ["Exchange"]
 
-PER_TENSOR = ("rms", "relevance", "guard", "overlap")
+PER_TENSOR = ("rms", "relevance", "guard", "overlap", "empty")
 """What is kept of a tensor as a whole; all else has its shape."""
 
 _log = logging.getLogger("ringprune")

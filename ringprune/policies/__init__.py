@@ -61,6 +61,7 @@ def as_policy(policy: Policy | str) -> Policy:
     if not isinstance(policy, str):
         raise ArgumentTypeError(
             f"policy={policy!r}: a policy such as ringprune.IWP(density=0.01), or its name as a string"
+            + (f"; call it: ringprune.{policy.__name__}()" if policy in POLICIES.values() else "")
         )
     if policy not in POLICIES:
         if policy == "auto":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ringprune.errors import ConfigurationError
+from ringprune.whole_file import write_whole
 
 __all__ = ["BadProfile", "Layer", "Profile", "read", "text", "write"]
 
@@ -97,9 +98,7 @@ def text(profile: Profile) -> str:
 
 def write(profile: Profile, path: Path) -> None:
     """Write a profile; a file of an earlier one is never seen half overwritten."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_text(text(profile))
-    new.replace(path)
+    write_whole(text(profile), path)
 
 
 def _profile(found: Any) -> Profile:

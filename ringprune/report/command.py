@@ -41,6 +41,10 @@ def _number(value: float | None, digits: int = 2, factor: float = 1.0) -> str:
     return "-" if value is None else f"{factor * value:,.{digits}f}"
 
 
+def _noted(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}"
+
+
 def _stages(row: Row) -> str:
     stages = row["stage_seconds_per_step"]
     largest = sorted((name for name in stages if stages[name]), key=lambda name: -stages[name])[:3]
@@ -64,7 +68,7 @@ COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
     ("x fewer", lambda row: _number(row["wire_ratio"], 1)),
     ("steady", lambda row: _number(row["steady_wire_ratio"], 1)),
     ("stages", _stages),
-    ("at the end", lambda row: ", ".join(f"{name} {value:.4g}" for name, value in row["values"].items()) or "-"),
+    ("at the end", lambda row: ", ".join(f"{name} {_noted(value)}" for name, value in row["values"].items()) or "-"),
 )
 
 

@@ -28,12 +28,16 @@ def draw(runs: Mapping[str, Sequence[Line]], path: Path) -> None:
         steps, megabytes = _per_step(lines, so_far)
         per_step.plot(steps, megabytes, drawstyle="steps-pre", label=run)
         for axes, name in zip(others, noted, strict=True):
-            known = [i for i, line in enumerate(lines) if name in line["values"]]
+            known = [i for i, line in enumerate(lines) if line["values"].get(name) is not None]
             axes.plot([so_far[i] for i in known], [lines[i]["values"][name] for i in known], label=run)
-    per_step.set(xlabel="steps", ylabel="MB per step, this rank", yscale="log")
+    per_step.set(xlabel="steps", ylabel="MB per step, this rank")
+    if any(any(y > 0 for y in line.get_ydata()) for line in per_step.lines):  # a single rank sends nothing
+        per_step.set(yscale="log")
     for axes, name in zip(others, noted, strict=True):
-        axes.set(xlabel="MB sent by this rank", ylabel=name, xscale="log")
-    for axis in [per_step.yaxis, *(axes.xaxis for axes in others)]:
+        axes.set(xlabel="MB sent by this rank", ylabel=name)
+        if any(any(x > 0 for x in line.get_xdata()) for line in axes.lines):
+            axes.set(xscale="log")
+    for axis in [a for a in (per_step.yaxis, *(axes.xaxis for axes in others)) if a.get_scale() == "log"]:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.set_major_formatter("{x:g}")
         axis.set_minor_formatter(NullFormatter())

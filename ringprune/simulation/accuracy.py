@@ -12,7 +12,7 @@ from ringprune.readers import at_least, folder, target
 from ringprune.simulation import table
 from ringprune.simulation.battery import Battery
 from ringprune.simulation.cell import Record
-from ringprune.simulation.document import document, write
+from ringprune.simulation.document import document
 from ringprune.simulation.figures import draw
 from ringprune.simulation.log import log, markdown
 from ringprune.simulation.methods import BUDGETS, METHODS, budget_name, methods
@@ -23,6 +23,7 @@ from ringprune.simulation.store import Store
 from ringprune.simulation.study import Study
 from ringprune.simulation.tasks import TASKS
 from ringprune.simulation.workers import make_runs
+from ringprune.whole_file import write_whole
 
 __all__ = ["add_command"]
 
@@ -122,7 +123,7 @@ def _give(studies: Sequence[Study], records: Mapping[str, Record], options: argp
         _show(studies, options.ranks)
     if options.json is not None:
         text = json.dumps([row for study in studies for row in rows_of(study)], indent=1)
-        print(text) if options.json == "-" else write(text + "\n", Path(options.json))
+        print(text) if options.json == "-" else write_whole(text + "\n", Path(options.json))
     written = [] if options.plots is None else draw(studies, options.plots)
     written += [] if options.document is None else document(options.document, studies, records)
     if written and options.json != "-":

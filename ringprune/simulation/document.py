@@ -12,8 +12,9 @@ from ringprune.simulation.log import log, markdown
 from ringprune.simulation.methods import Method
 from ringprune.simulation.rows import rows_of
 from ringprune.simulation.study import Study
+from ringprune.whole_file import write_whole
 
-__all__ = ["document", "write"]
+__all__ = ["document"]
 
 PAGE, ROWS, IMAGES = "accuracy.md", "accuracy.json", "images"
 
@@ -45,17 +46,10 @@ def document(folder: Path, studies: Sequence[Study], records: Mapping[str, Recor
     text = page.read_text()
     for name, make in parts.items():
         text = _between(text, name, make(), page)
-    write(text, page)
-    write(json.dumps([row for study in studies for row in rows_of(study)], indent=1) + "\n", folder / ROWS)
+    write_whole(text, page)
+    write_whole(json.dumps([row for study in studies for row in rows_of(study)], indent=1) + "\n", folder / ROWS)
     (folder / IMAGES).mkdir(exist_ok=True)
     return [page, folder / ROWS, *figures.draw(studies, folder / IMAGES)]
-
-
-def write(text: str, to: Path) -> None:
-    """Write a file that nobody sees half written."""
-    new = to.with_name(f"{to.name}.new")
-    new.write_text(text)
-    new.replace(to)
 
 
 def _between(text: str, name: str, new: str, page: Path) -> str:

@@ -1,0 +1,56 @@
+"""Wrappers of others around the same parameters: gradients averaged twice, and nothing saved."""
+
+import gc
+import sys
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from ringprune.errors import ConfigurationError
+
+__all__ = ["check_not_averaged"]
+
+_MODULES = {
+    "DistributedDataParallel": "keep it and register ringprune.ddp_hook with it, or wrap the plain model's parameters "
+    "without it",
+    "FullyShardedDataParallel": "RingPrune exchanges whole gradients; wrap the plain model's parameters",
+}
+
+
+def check_not_averaged(params: Iterable[Tensor]) -> None:
+    """Check that nobody else averages the gradients of ``params``.
+
+    Their hooks are out of sight, so their objects are looked for: nothing else tells that dense gradients travel too.
+
+    Raises:
+        ConfigurationError: a module of torch.distributed or an optimizer of Horovod does.
+    """
+    if not _possible():
+        return
+    ids = {id(param) for param in params}
+    if _found(ids):
+        gc.collect()  # what nobody holds any more does no harm
+        if said := _found(ids):
+            raise ConfigurationError(said)
+
+
+def _possible() -> bool:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return distributed or "horovod.torch" in sys.modules
+
+
+def _found(ids: set[int]) -> str | None:
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, nn.Module):
+            name = next((base.__name__ for base in kind.__mro__ if base.__name__ in _MODULES), None)
+            if name is not None and any(id(param) in ids for param in thing.parameters()):
+                return f"a {name} averages the gradients of these parameters already, all of them: {_MODULES[name]}"
+        horovods = issubclass(kind, torch.optim.Optimizer) and kind.__module__.startswith("horovod.")
+        if horovods and any(id(param) in ids for group in thing.param_groups for param in group["params"]):
+            return (
+                "an optimizer of hvd.DistributedOptimizer averages the gradients of these parameters already: "
+                "ringprune.DistributedOptimizer takes its place, so remove that line"
+            )
+    return None

@@ -1,0 +1,23 @@
+"""Writing a file that nobody sees half written."""
+
+import shutil
+from pathlib import Path
+
+__all__ = ["write_whole"]
+
+
+def write_whole(text: str, to: str | Path) -> None:
+    """Put ``text`` in place of what a file holds, all at once.
+
+    Links are followed, and a file keeps its mode. What is no regular file, such as a pipe or a device, is written to.
+    """
+    path = Path(to)
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+        return
+    there = path.resolve()
+    new = there.with_name(f"{there.name}.new")
+    new.write_text(text)
+    if there.exists():
+        shutil.copymode(there, new)
+    new.replace(there)

@@ -1,0 +1,85 @@
+"""Wrappers of others around the same model: DistributedDataParallel and Horovod's optimizer."""
+
+import gc
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import ringprune as rp
+from tests.training import make_model, plain_sgd
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process."""
+    address = f"file://{tmp_path / 'meeting'}"
+    torch.distributed.init_process_group("gloo", init_method=address, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def wrapped(model: nn.Module, comm: Any, **more: Any) -> rp.DistributedOptimizer:
+    return rp.DistributedOptimizer(plain_sgd(model.parameters()), model.named_parameters(), comm=comm, **more)
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.usefixtures("alone")
+def test_a_model_that_ddp_averages_is_refused(overlap: bool) -> None:
+    """With overlap=False it trained without a word, and every gradient was sent twice, once of it whole."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        ddp = DistributedDataParallel(model)
+        for each in (ddp, model):
+            with pytest.raises(rp.ConfigurationError, match=r"a DistributedDataParallel averages .*ringprune.ddp_hook"):
+                wrapped(each, comm, overlap=overlap)
+        with pytest.raises(rp.ConfigurationError, match="averages"):
+            rp.DistributedOptimizer(plain_sgd(model.parameters()), comm=comm)
+        wrapped(make_model(), comm).close()  # another model
+        cycle = [ddp]
+        cycle.append(cycle)  # type: ignore[arg-type]  # nobody holds it any more, and nobody has looked
+        gc.disable()
+        try:
+            del ddp, each, cycle
+            wrapped(model, comm).close()
+        finally:
+            gc.enable()
+
+    rp.simulate(1, rank)
+
+
+def test_parameters_that_horovods_optimizer_averages_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both exchanged; Horovod then said that backward_passes_per_step was to be increased."""
+    monkeypatch.setitem(sys.modules, "horovod.torch", sys)
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        inner = plain_sgd(model.parameters())
+        # As Horovod makes it: of the optimizer's own class, in its own module, with the same param groups.
+        kind = type("SGD", (torch.optim.SGD,), {"__module__": "horovod.torch.optimizer"})
+        theirs = kind(inner.param_groups)
+        with pytest.raises(rp.ConfigurationError, match=r"hvd.DistributedOptimizer averages .* remove that line"):
+            rp.DistributedOptimizer(inner, model.named_parameters(), comm=comm)
+        del theirs
+        rp.DistributedOptimizer(inner, model.named_parameters(), comm=comm).close()
+
+    rp.simulate(1, rank)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_hook_serves_one_model() -> None:
+    """The second one's backward said that a checkpoint did not fit."""
+    hook = rp.ddp_hook(rp.Dense())
+    first, second = (DistributedDataParallel(make_model()) for _ in range(2))
+    for ddp in (first, second):
+        ddp.register_comm_hook(None, hook)
+    inputs = torch.ones(2, next(first.parameters()).shape[1])
+    first(inputs).sum().backward()
+    with pytest.raises(rp.UsageError, match=r"make a ringprune\.ddp_hook for each model"):
+        second(inputs).sum().backward()

@@ -1,0 +1,38 @@
+"""Files that are written all at once, and what is no file."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+from ringprune.whole_file import write_whole
+
+
+def test_a_file_is_replaced_and_keeps_its_mode(tmp_path: Path) -> None:
+    path = tmp_path / "rows.json"
+    write_whole("new", path)
+    path.chmod(0o600)
+    write_whole("newer", str(path))
+    assert path.read_text() == "newer" and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_one(tmp_path: Path) -> None:
+    """It became a file, and what it led to kept what it held."""
+    (tmp_path / "store").mkdir()
+    there, link = tmp_path / "store" / "rows.json", tmp_path / "link"
+    link.symlink_to(there)
+    for text in ("first", "second"):  # at first it leads nowhere
+        write_whole(text, link)
+        assert link.is_symlink() and there.read_text() == text
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    """It was replaced by a file; so was a device, where one may."""
+    pipe, read = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write_whole("rows", pipe)
+    reader.join(10)
+    assert read == ["rows"] and pipe.is_fifo()
