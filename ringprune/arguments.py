@@ -74,7 +74,7 @@ def refuse_unknown(given: Iterable[str], wrapper: type[torch.optim.Optimizer]) -
         hint = ""
         if name in signature(IWP).parameters:
             hint = f"; it is a policy's: policy=ringprune.IWP({name}=...)"
-        elif near := difflib.get_close_matches(name, signature(wrapper).parameters, n=1):
+        elif near := difflib.get_close_matches(name, set(signature(wrapper).parameters) - {"unknown"}, n=1):
             hint = f"; did you mean {near[0]!r}?"
         raise ArgumentTypeError(f"{wrapper.__name__} has no argument {name!r}{hint}")
 
@@ -229,7 +229,7 @@ def name_parameters(
         ConfigurationError: names occur twice, parameters of the optimizer have no name, or others average gradients.
     """
     owned = [(p, group) for group, entry in enumerate(optimizer.param_groups) for p in entry["params"]]
-    check_not_averaged(param for param, _ in owned)
+    check_not_averaged(param for param, _ in owned if param.requires_grad)
     if named_parameters is None:
         return [(f"parameter {i}", param, group) for i, (param, group) in enumerate(owned)]
     if not isinstance(named_parameters, Iterable):

@@ -3,6 +3,7 @@
 import gc
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,14 +44,23 @@ def _possible() -> bool:
 def _found(ids: set[int]) -> str | None:
     for thing in gc.get_objects():
         kind = type(thing)
-        if issubclass(kind, nn.Module):
-            name = next((base.__name__ for base in kind.__mro__ if base.__name__ in _MODULES), None)
-            if name is not None and any(id(param) in ids for param in thing.parameters()):
-                return f"a {name} averages the gradients of these parameters already, all of them: {_MODULES[name]}"
-        horovods = issubclass(kind, torch.optim.Optimizer) and kind.__module__.startswith("horovod.")
-        if horovods and any(id(param) in ids for group in thing.param_groups for param in group["params"]):
-            return (
-                "an optimizer of hvd.DistributedOptimizer averages the gradients of these parameters already: "
-                "ringprune.DistributedOptimizer takes its place, so remove that line"
-            )
+        try:
+            if issubclass(kind, nn.Module):
+                name = next((base.__name__ for base in kind.__mro__ if base.__name__ in _MODULES), None)
+                if name is not None and not ids.isdisjoint(_averaged(thing)):
+                    return f"a {name} averages the gradients of these parameters already, all of them: {_MODULES[name]}"
+            horovods = issubclass(kind, torch.optim.Optimizer) and kind.__module__.startswith("horovod.")
+            if horovods and any(id(param) in ids for group in thing.param_groups for param in group["params"]):
+                return (
+                    "an optimizer of hvd.DistributedOptimizer averages the gradients of these parameters already: "
+                    "ringprune.DistributedOptimizer takes its place, so remove that line"
+                )
+        except (AttributeError, RuntimeError):
+            continue  # half made, by a constructor that failed or in another thread
     return None
+
+
+def _averaged(wrapper: Any) -> set[int]:
+    """What such a module averages: nothing that it was told to leave alone."""
+    ignored = getattr(wrapper, "parameters_to_ignore", ())
+    return {id(param) for name, param in wrapper.module.named_parameters() if name not in ignored}

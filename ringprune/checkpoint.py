@@ -33,7 +33,8 @@ class Origin:
         step: exchanges made before.
         local_steps: steps made since the last exchange, in update mode.
         flushed: whether nothing in it is private to the rank: it was saved after a flush, or nothing is kept back.
-        findings: what this rank has to tell the others at the next exchange, in update mode.
+        findings: NaN and infinity that this rank has to tell the others of at the next exchange, in update mode.
+        fault: a wrong call or a failure that it has to tell them of.
     """
 
     rank: int
@@ -43,6 +44,7 @@ class Origin:
     local_steps: int
     flushed: bool
     findings: tuple[str, ...] = ()
+    fault: str | None = None
 
 
 def save(origin: Origin, state: Tensors) -> dict[str, Any]:

@@ -308,7 +308,7 @@ class Mode(ABC):
 
     def done(self) -> dict[str, Any]:
         """How far it has come, for a checkpoint's ``Origin``."""
-        return {"step": self.exchange.step, "local_steps": self.local_steps, "findings": self._verdict.findings}
+        return {"step": self.exchange.step, "local_steps": self.local_steps}
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Everything a checkpoint must hold besides the wrapped optimizer's state, as views by parameter name."""
@@ -320,9 +320,7 @@ class Mode(ABC):
 
     def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], origin: Origin) -> None:
         """The state was overwritten from the checkpoint that ``origin`` tells about."""
-        self._verdict.clear()  # what was found in the run that is left behind
-        for finding in origin.findings:
-            self._verdict.note_nonfinite(finding)
+        self._verdict.resumed(origin.findings, origin.fault)
         self.exchange.resumed(origin.step, flushed=origin.flushed)
 
 

@@ -151,7 +151,8 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
             f"optimizer={kind} takes no sparse gradients; {next(iter(parts.embeddings))!r} is a ShardedEmbedding's: "
             "give the tables to SparseAdam, Adagrad or SGD, in a wrapper of their own"
         )
-    _check_decay(parts.inner, {id(table.weight) for table in parts.embeddings.values()})
+    if parts.policy.local_steps is None:  # else gradients of rows are made dense where there is decay
+        _check_decay(parts.inner, {id(table.weight) for table in parts.embeddings.values()})
     wrong = [name for name, table in parts.embeddings.items() if table.average != parts.settings.mean.average]
     if wrong:
         asked = "averages" if parts.settings.mean.average else "sums"

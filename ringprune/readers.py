@@ -11,6 +11,7 @@ __all__ = ["above_zero", "at_least", "file", "folder", "picture", "rate", "share
 
 UNLIMITED = "unlimited"
 PICTURES = (".png", ".pdf", ".svg")
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK")
 FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -84,7 +85,12 @@ def folder(text: str) -> Path:
 
 
 def _can_be_written(path: Path) -> bool:
-    return not path.is_dir() and os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
+    if any(os.environ.get(name, "0") != "0" for name in RANKS):
+        return True  # rank 0 writes, maybe on another machine
+    if path.exists() and not path.is_file():  # a pipe or a device is written to, and what else there is, replaced
+        return not path.is_dir() and os.access(path, os.W_OK)
+    there = path.resolve()
+    return os.access(there.parent, os.W_OK) and (not there.exists() or os.access(there, os.W_OK))
 
 
 def picture(text: str) -> Path:

@@ -4,9 +4,10 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from os import SEEK_END
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, SupportsFloat
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -59,7 +60,7 @@ class StatsLog:
         every: steps from one line to the next.
         writer: gets the same numbers under ``ringprune/``, for example a TensorBoard ``SummaryWriter``.
         append: go on with the file of a run that is resumed: ``calls`` and ``elapsed_seconds`` count on from its last
-            line, ``stats`` anew; ``ringprune report`` adds the parts up. A file that is not there, or empty, is begun.
+            line, ``stats`` as the optimizer counts; ``ringprune report`` adds up the parts of several. A file that is not there, or empty, is begun.
 
     Raises:
         ArgumentTypeError: the optimizer has no ``stats()``, or ``append`` is no bool.
@@ -80,15 +81,18 @@ class StatsLog:
             raise ArgumentTypeError(f"optimizer is a {type(optimizer).__name__}: something with stats() is wanted")
         self._optimizer, self._writer = optimizer, writer
         self._every = whole_number("every", every, 1)
-        before = _before(Path(path)) if flag("append", append) else None
-        self._calls, self._written = 0 if before is None else before["calls"], -1
-        self._last: dict[str, float | Tensor] = {}
+        resumes = flag("append", append)
         try:
+            before = _before(Path(path)) if resumes else None
             self._file = Path(path).open("w" if before is None else "a")  # noqa: SIM115 - until close()
         except OSError as error:
             raise ConfigurationError(f"path={str(path)!r}: {error.strerror}") from error
+        self._calls, self._written = 0 if before is None else before["calls"], -1
+        self._last: dict[str, float | Tensor] = {}
         self._started = time.monotonic() - (0.0 if before is None else before["elapsed_seconds"])
-        self._write(**({} if before is None else {"resumed": True}))
+        # The optimizer of a run that is resumed counts from nothing; that of a run which goes on does not.
+        anew = before is not None and optimizer.stats().get("steps", 0) < before["stats"].get("steps", 0)
+        self._write(**({"resumed": True} if anew else {}))
 
     def step(self, **values: float | Tensor) -> None:
         """A step was made; every ``every`` calls, and at :meth:`close`, a line is written.
@@ -100,13 +104,8 @@ class StatsLog:
         Raises:
             ArgumentTypeError: a value is no number, nor a tensor of one.
         """
-        for name, value in values.items():
-            if isinstance(value, Tensor) and value.numel() != 1:
-                raise ArgumentTypeError(f"{name} is a tensor of shape {list(value.shape)}: a single number is wanted")
-            if not isinstance(value, Tensor | SupportsFloat):
-                raise ArgumentTypeError(f"{name}={value!r}: a number, or a tensor of one")
+        self._last = {name: _number(name, value) for name, value in values.items()}
         self._calls += 1
-        self._last = {name: v.detach() if isinstance(v, Tensor) else v for name, v in values.items()}
         if self._calls % self._every == 0:
             self._write()
 
@@ -124,7 +123,7 @@ class StatsLog:
         self.close()
 
     def _write(self, **marks: bool) -> None:
-        numbers = scalars(self._optimizer.stats())
+        numbers = {name: number for name, number in scalars(self._optimizer.stats()).items() if math.isfinite(number)}
         values = {name: float(value) for name, value in self._last.items()}  # waits for a GPU only here
         head = {"calls": self._calls, "elapsed_seconds": time.monotonic() - self._started}
         kept = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
@@ -134,6 +133,19 @@ class StatsLog:
         if self._writer is not None:
             for name, number in (numbers | values).items():
                 self._writer.add_scalar(f"ringprune/{name}", number, self._calls)
+
+
+def _number(name: str, value: Any) -> "float | Tensor":
+    """A number, or a tensor of one, which is not read yet."""
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.detach()
+    try:
+        if not isinstance(value, Tensor | str):
+            return float(value)
+    except (TypeError, ValueError):
+        pass
+    found = f"a tensor of {value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.60}"
+    raise ArgumentTypeError(f"{name} is {found}: a number, or a tensor of one, is wanted")
 
 
 def read(path: Path) -> list[Line]:
@@ -180,9 +192,23 @@ def _is_line(line: Any) -> bool:
 
 def _before(path: Path) -> Line | None:
     """The last line of a file to go on with; what was cut off after it is removed. None where there is nothing."""
-    if not path.exists() or not path.stat().st_size:
+    data = path.read_bytes() if path.exists() else b""
+    whole, _, cut = data.rpartition(b"\n")
+    if not whole.strip() and (not cut.strip() or (cut.startswith(b'{"calls"') and not _is_json(cut))):
         return None
-    read(path)  # before anything is removed: it is ours
+    lines = read(path)  # before anything is changed: it is ours
     with path.open("rb+") as file:
-        file.truncate(file.read().rfind(b"\n") + 1)
-    return read(path)[-1]
+        if cut and _is_json(cut):
+            file.seek(0, SEEK_END)
+            file.write(b"\n")
+        else:
+            file.truncate(len(data) - len(cut))
+    return lines[-1]
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True

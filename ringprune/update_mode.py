@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -333,6 +334,10 @@ class UpdateMode(Mode):
     def keeps_something(self) -> bool:
         """Between exchanges weights are each rank's own, and the wrapped optimizer's state always is."""
         return True
+
+    def done(self) -> dict[str, Any]:
+        """As every mode, and what is told at the end of the interval."""
+        return super().done() | {"findings": self._verdict.findings, "fault": self._verdict.fault}
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Residuals and momenta; the shared weights, and in the middle of an interval this rank's own too."""

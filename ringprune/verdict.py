@@ -5,6 +5,7 @@ gathered.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -58,6 +59,11 @@ class Verdict:
         self.more: list[int] = []
         self._nonfinite: list[str] = []
         self.fault = fault
+
+    def resumed(self, findings: Sequence[str], fault: str | None) -> None:
+        """What was found in the run that is left behind is forgotten; that of a checkpoint is told, if it is to be."""
+        self.clear(fault)
+        self._nonfinite = list(findings) if self._raise else []
 
     def note_nonfinite(self, finding: str) -> None:
         """A gradient of this rank holds NaN or infinity."""

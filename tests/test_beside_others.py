@@ -4,7 +4,8 @@ import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def test_a_model_that_ddp_averages_is_refused(overlap: bool) -> None:
 
 def test_parameters_that_horovods_optimizer_averages_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both exchanged; Horovod then said that backward_passes_per_step was to be increased."""
-    monkeypatch.setitem(sys.modules, "horovod.torch", sys)
+    monkeypatch.setitem(sys.modules, "horovod.torch", cast("Any", SimpleNamespace(is_initialized=lambda: False)))
 
     def rank(comm: rp.comm.Communicator) -> None:
         model = make_model()
@@ -68,6 +69,28 @@ def test_parameters_that_horovods_optimizer_averages_are_refused(monkeypatch: py
             rp.DistributedOptimizer(inner, model.named_parameters(), comm=comm)
         del theirs
         rp.DistributedOptimizer(inner, model.named_parameters(), comm=comm).close()
+
+    rp.simulate(1, rank)
+
+
+@pytest.mark.usefixtures("alone")
+def test_what_ddp_leaves_alone_and_what_is_half_made_are_no_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look for others ended in an AttributeError where Horovod had just been refused around a wrapper of ours."""
+    monkeypatch.setitem(sys.modules, "horovod.torch", cast("Any", SimpleNamespace(is_initialized=lambda: False)))
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model, empty = make_model(), DistributedDataParallel.__new__(DistributedDataParallel)
+        names = [name for name, _ in model.named_parameters()]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names[1:])
+        ddp = DistributedDataParallel(model)
+        mine = [(name, param) for name, param in model.named_parameters() if name in names[1:]]
+        optimizer = rp.DistributedOptimizer(plain_sgd([param for _, param in mine]), mine, comm=comm)
+        derived = type("DistributedOptimizer", (rp.DistributedOptimizer,), {"__module__": "horovod.torch.optimizer"})
+        with pytest.raises(rp.ArgumentTypeError, match=r"as from hvd\.") as held:
+            derived(optimizer.param_groups)
+        optimizer.close()
+        wrapped(make_model(), comm).close()
+        del ddp, empty, held
 
     rp.simulate(1, rank)
 

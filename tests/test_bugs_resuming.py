@@ -188,6 +188,32 @@ def test_what_a_rank_has_to_tell_is_in_its_checkpoint() -> None:
     rp.simulate(2, rank)
 
 
+def test_a_failure_that_a_rank_has_to_tell_of_is_in_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So was that of the wrapped optimizer's step."""
+
+    def rank(comm: Any) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.Dense(local_steps=3))
+        loss_of(model, next(iter(batches(comm.rank, 1)))).backward()
+        if comm.rank == 1:
+            inner = optimizer._inner
+            inner.step = lambda *_: (_ for _ in ()).throw(RuntimeError("no memory"))  # type: ignore[method-assign]
+        optimizer.step()
+        if comm.rank == 1:
+            del inner.step
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        again = make_model()
+        resumed = wrap(again, comm.duplicate(), rp.Dense(local_steps=3))
+        again.load_state_dict(saved[0])
+        resumed.load_state_dict(saved[1])
+        for each, wrapper in ((model, optimizer), (again, resumed)):
+            with pytest.raises(rp.UsageError, match="rank 1: RuntimeError in step"):
+                run(each, wrapper, comm.rank, 2, start=1)
+            wrapper.close()
+
+    rp.simulate(2, rank)
+
+
 def test_tables_alone_can_be_flushed_with_local_steps() -> None:
     """There was nothing to subtract from nothing, which torch refuses."""
 

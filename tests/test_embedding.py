@@ -670,6 +670,24 @@ def test_what_would_train_something_else_is_refused(options: Any, table: Any, me
     rp.simulate(2, rank, timeout=20)
 
 
+def test_local_steps_decay_tables() -> None:
+    """A rank's own rows get dense gradients then."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = Words(sharded(comm))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+        optimizer = rp.DistributedOptimizer(sgd, model.named_parameters(), policy=rp.Dense(local_steps=2), comm=comm)
+        before = model.table.weight.detach().clone()
+        for step in range(2):
+            model(lookups(comm.rank, step)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        moved = (model.table.weight != before).any(1) | (before == 0).all(1)
+        assert bool(moved.all()), "rows that nobody looked up decay as well"
+
+    rp.simulate(2, rank, timeout=20)
+
+
 def test_a_gradient_that_a_term_of_the_loss_made_dense() -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         model, optimizer = wrapped(comm)

@@ -7,14 +7,18 @@ import sys
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 
 import ringprune as rp
 from ringprune.__main__ import main
+from ringprune.report.rows import sent
+from ringprune.stats_log import read
 from tests.training import batches, loss_of, make_model, wrap
 
 IWP = rp.IWP(0.05)
+LINE = '{"calls": 4, "elapsed_seconds": 1.5, "values": {"loss": 0.25}, "stats": {"bytes_sent": 3.5}}\n'
 
 
 class Writer:
@@ -131,6 +135,41 @@ def test_a_resumed_run_goes_on_with_its_file(tmp_path: Path, capsys: pytest.Capt
     assert main(["report", str(path), "--plot", str(tmp_path / "run.png")]) == 0
 
 
+def test_a_log_for_each_epoch_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The optimizer was the same one, and what it had sent was added again."""
+    path = tmp_path / "run.jsonl"
+
+    def rank(comm: rp.comm.Communicator) -> dict[str, Any]:
+        model = make_model()
+        optimizer = wrap(model, comm, IWP)
+        for _epoch in range(3):
+            with rp.StatsLog(path if comm.rank == 0 else tmp_path / "other", optimizer, append=True) as log:
+                for batch in batches(comm.rank, 2):
+                    optimizer.zero_grad()
+                    loss_of(model, batch).backward()
+                    optimizer.step()
+                    log.step()
+        return optimizer.stats()
+
+    stats = rp.simulate(2, rank)[0]
+    lines = read(path)
+    assert sent(lines)[-1] == stats["bytes_sent"] and not any(line.get("resumed") for line in lines)
+    (row,) = report(capsys, str(path))
+    assert row["steps"] == 6 and row["wire_ratio"] == pytest.approx(stats["wire_ratio"])
+
+
+@pytest.mark.parametrize(
+    ("left", "calls"),
+    [(LINE[:-1], [4, 4, 5]), (LINE[:9], [0, 1]), (LINE + LINE[:30], [4, 4, 5]), (LINE * 2, [4, 4, 4, 5])],
+)
+def test_what_a_killed_run_left_is_gone_on_with(left: str, calls: list[int], tmp_path: Path) -> None:
+    """A whole line without its end was removed, and so was a file's only one, which was then said to be missing."""
+    path = tmp_path / "run.jsonl"
+    path.write_text(left)
+    logged(path, steps=1, append=True)
+    assert [line["calls"] for line in read(path)] == calls
+
+
 def test_a_file_of_others_is_not_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "notes"
     path.write_text("mine\nno line end")
@@ -147,7 +186,7 @@ def test_what_is_not_finite_is_null_and_what_is_no_number_is_refused_at_once(
     def rank(comm: rp.comm.Communicator) -> None:
         optimizer = wrap(make_model(), comm, IWP)
         with pytest.raises(KeyError, match="mine"), rp.StatsLog(path, optimizer) as log:
-            for wrong in (torch.ones(3), "1.0", None):
+            for wrong in (torch.ones(3), "1.0", None, np.ones(3), torch.ones(1, dtype=torch.complex64)):
                 with pytest.raises(rp.ArgumentTypeError, match="loss"):
                     log.step(loss=cast("Any", wrong))
             log.step(loss=torch.full((1, 1), torch.nan), rate=0.5)
@@ -160,9 +199,6 @@ def test_what_is_not_finite_is_null_and_what_is_no_number_is_refused_at_once(
     assert row["steps"] == 1 and row["values"] == {"loss": None, "rate": 0.5}
     assert main(["report", str(path), "--plot", str(tmp_path / "run.png")]) == 0
     assert "loss not finite, rate 0.5" in capsys.readouterr().out
-
-
-LINE = '{"calls": 4, "elapsed_seconds": 1.5, "values": {"loss": 0.25}, "stats": {"bytes_sent": 3.5}}\n'
 
 
 def test_blank_lines_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
