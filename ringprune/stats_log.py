@@ -60,7 +60,8 @@ class StatsLog:
         every: steps from one line to the next.
         writer: gets the same numbers under ``ringprune/``, for example a TensorBoard ``SummaryWriter``.
         append: go on with the file of a run that is resumed: ``calls`` and ``elapsed_seconds`` count on from its last
-            line, ``stats`` as the optimizer counts; ``ringprune report`` adds up the parts of several. A file that is not there, or empty, is begun.
+            line, ``stats`` as the optimizer counts; ``ringprune report`` adds up the parts of several. A file that is
+            not there, or empty, is begun.
 
     Raises:
         ArgumentTypeError: the optimizer has no ``stats()``, or ``append`` is no bool.
