@@ -2,7 +2,6 @@
 """Measures sums over the ranks, RingPrune's ring and those of the libraries: ``bench_allreduce.py --help``."""
 
 import argparse
-import json
 import os
 import sys
 import time
@@ -26,9 +25,9 @@ from exchanges.words import link_rate, listed
 from rich.console import Console
 
 import ringprune as rp
+from ringprune.bench.table import write_rows
 from ringprune.readers import above_zero, at_least, target
 from ringprune.reduction.ring import RingReduction
-from ringprune.whole_file import write_whole
 
 NOTHING_MEASURED, INTERRUPTED = 3, 130  # exit status
 
@@ -90,10 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(stderr=options.json == "-")
     print_rows(COLUMNS, rows, "sums over the ranks", console)
     console.print(LEGEND, markup=False, highlight=False, soft_wrap=True)
-    if options.json == "-":
-        print(json.dumps(rows, indent=1))
-    elif options.json:
-        write_whole(json.dumps(rows, indent=1) + "\n", options.json)
+    write_rows(rows, options.json)
     return 0
 
 

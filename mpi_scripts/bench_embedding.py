@@ -2,7 +2,6 @@
 """Measures training with a large embedding, of which a step touches little: ``bench_embedding.py --help``."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -23,8 +22,8 @@ from exchanges.job import in_job, started_by
 from exchanges.words import link_rate, listed, slower
 from rich.console import Console
 
+from ringprune.bench.table import write_rows
 from ringprune.readers import above_zero, at_least, target
-from ringprune.whole_file import write_whole
 
 NOTHING_MEASURED, INTERRUPTED = 3, 130  # exit status
 
@@ -65,10 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     if rows:
         table.show(rows, Console(stderr=options.json == "-"))
-    if options.json == "-":
-        print(json.dumps(rows, indent=1))
-    elif options.json:
-        write_whole(json.dumps(rows, indent=1) + "\n", options.json)
+    write_rows(rows, options.json)
     return 1 if failures else 0
 
 

@@ -2,7 +2,6 @@
 """Replays a model's timeline with real communication and waits in place of compute: ``replay.py --help``."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -21,9 +20,9 @@ from replays import inside, table, timeline
 from replays.methods import COMMUNICATORS, DEFAULTS, HOROVOD, named
 from rich.console import Console
 
+from ringprune.bench.table import write_rows
 from ringprune.profiles.format import BadProfile, read
 from ringprune.readers import above_zero, at_least, file, picture, target
-from ringprune.whole_file import write_whole
 
 PROFILES = HERE / "profiles"
 NOTHING_MEASURED, INTERRUPTED = 3, 130  # exit status
@@ -71,10 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     if rows:
         table.show(rows, Console(stderr=options.json == "-"))
-    if options.json == "-":
-        print(json.dumps(rows, indent=1))
-    elif options.json:
-        write_whole(json.dumps(rows, indent=1) + "\n", options.json)
+    write_rows(rows, options.json)
     return 1 if failures else 0
 
 
@@ -83,7 +79,7 @@ def _in_job(options: argparse.Namespace) -> int:
         rows, events = inside.rows(options, job)
     if job.rank == 0:
         if options.json and options.json != "-":
-            write_whole(json.dumps(rows, indent=1) + "\n", options.json)
+            write_rows(rows, options.json)
         else:
             table.show(rows, Console())
         if options.trace:

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
-from ringprune.averaged_already import check_not_averaged
 from ringprune.comm import connect
 from ringprune.comm.checked import CheckedCommunicator
 from ringprune.comm.communicator import Communicator, Nodes
 from ringprune.embedding import ShardedEmbedding, embedding_of
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.guard import Guard
+from ringprune.other_wrappers import check_not_averaged
 from ringprune.plan import ParamSpec
 from ringprune.policies import IWP, Policy
 from ringprune.reduction import Mean

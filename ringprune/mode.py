@@ -306,7 +306,7 @@ class Mode(ABC):
         """Whether an exchange may leave something for later ones, so that a checkpoint is this rank's alone."""
         return any(kinds.keys() - {"overlap"} for kinds in self.exchange.state().values())
 
-    def done(self) -> dict[str, Any]:
+    def made(self) -> dict[str, Any]:
         """How far it has come, for a checkpoint's ``Origin``."""
         return {"step": self.exchange.step, "local_steps": self.local_steps}
 

@@ -340,7 +340,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         state = sharded_state.save(self._inner)
         if mode is not None:
             flushed = self._flushed or (self._keepers == self._comm.size and not mode.keeps_something())
-            origin = checkpoint.Origin(self._comm.rank, self._comm.size, self._keepers, flushed=flushed, **mode.done())
+            origin = checkpoint.Origin(self._comm.rank, self._comm.size, self._keepers, flushed=flushed, **mode.made())
             state["ringprune"] = checkpoint.save(origin, mode.state())
             if self._pilot is not None:
                 state["ringprune"]["auto"] = self._pilot.state()

@@ -11,7 +11,7 @@ __all__ = ["above_zero", "at_least", "file", "folder", "picture", "rate", "share
 
 UNLIMITED = "unlimited"
 PICTURES = (".png", ".pdf", ".svg")
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK")
+RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK", "RANK")
 FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 

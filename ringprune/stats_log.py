@@ -82,18 +82,16 @@ class StatsLog:
             raise ArgumentTypeError(f"optimizer is a {type(optimizer).__name__}: something with stats() is wanted")
         self._optimizer, self._writer = optimizer, writer
         self._every = whole_number("every", every, 1)
-        resumes = flag("append", append)
+        goes_on = flag("append", append)
         try:
-            before = _before(Path(path)) if resumes else None
+            before = _before(Path(path)) if goes_on else None
             self._file = Path(path).open("w" if before is None else "a")  # noqa: SIM115 - until close()
         except OSError as error:
             raise ConfigurationError(f"path={str(path)!r}: {error.strerror}") from error
         self._calls, self._written = 0 if before is None else before["calls"], -1
         self._last: dict[str, float | Tensor] = {}
         self._started = time.monotonic() - (0.0 if before is None else before["elapsed_seconds"])
-        # The optimizer of a run that is resumed counts from nothing; that of a run which goes on does not.
-        anew = before is not None and optimizer.stats().get("steps", 0) < before["stats"].get("steps", 0)
-        self._write(**({"resumed": True} if anew else {}))
+        self._write()
 
     def step(self, **values: float | Tensor) -> None:
         """A step was made; every ``every`` calls, and at :meth:`close`, a line is written.
@@ -123,12 +121,12 @@ class StatsLog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
-    def _write(self, **marks: bool) -> None:
+    def _write(self) -> None:
         numbers = {name: number for name, number in scalars(self._optimizer.stats()).items() if math.isfinite(number)}
         values = {name: float(value) for name, value in self._last.items()}  # waits for a GPU only here
         head = {"calls": self._calls, "elapsed_seconds": time.monotonic() - self._started}
         kept = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
-        self._file.write(json.dumps({**head, **marks, "values": kept, "stats": numbers}) + "\n")
+        self._file.write(json.dumps({**head, "values": kept, "stats": numbers}) + "\n")
         self._file.flush()  # a run that is killed has what it had
         self._written = self._calls
         if self._writer is not None:

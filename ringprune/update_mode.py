@@ -335,9 +335,9 @@ class UpdateMode(Mode):
         """Between exchanges weights are each rank's own, and the wrapped optimizer's state always is."""
         return True
 
-    def done(self) -> dict[str, Any]:
+    def made(self) -> dict[str, Any]:
         """As every mode, and what is told at the end of the interval."""
-        return super().done() | {"findings": self._verdict.findings, "fault": self._verdict.fault}
+        return super().made() | {"findings": self._verdict.findings, "fault": self._verdict.fault}
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Residuals and momenta; the shared weights, and in the middle of an interval this rank's own too."""

@@ -43,8 +43,8 @@ def test_a_model_that_ddp_averages_is_refused(overlap: bool) -> None:
         with pytest.raises(rp.ConfigurationError, match="averages"):
             rp.DistributedOptimizer(plain_sgd(model.parameters()), comm=comm)
         wrapped(make_model(), comm).close()  # another model
-        cycle = [ddp]
-        cycle.append(cycle)  # type: ignore[arg-type]  # nobody holds it any more, and nobody has looked
+        cycle: list[Any] = [ddp]
+        cycle.append(cycle)  # nobody holds it any more, and nobody has looked
         gc.disable()
         try:
             del ddp, each, cycle

@@ -165,49 +165,30 @@ def test_look_ahead_resumes_within_the_first_interval_after_a_flush() -> None:
     rp.simulate(2, rank)
 
 
-def test_what_a_rank_has_to_tell_is_in_its_checkpoint() -> None:
-    """A NaN in the middle of an interval was told at its end, but not where the run was resumed in between."""
+@pytest.mark.parametrize(
+    ("bad", "error"), [("gradient", rp.NonFiniteGradientError), ("step", rp.UsageError)], ids=["gradient", "step"]
+)
+def test_what_a_rank_has_to_tell_is_in_its_checkpoint(bad: str, error: type[Exception]) -> None:
+    """A NaN, or a failed step, was told at the end of the interval, but not where the run was resumed in between."""
+
+    def fails(*_: Any) -> None:
+        raise RuntimeError("no memory")
 
     def rank(comm: Any) -> None:
-        model = make_model()
-        optimizer = wrap(model, comm, rp.Dense(local_steps=3))
-        for param in model.parameters():
-            param.grad = torch.full_like(param, torch.nan if comm.rank == 1 else 0.0)
-        loss_of(model, next(iter(batches(comm.rank, 1)))).backward()  # adds to NaN
-        optimizer.step()
-        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-        again = make_model()
-        resumed = wrap(again, comm.duplicate(), rp.Dense(local_steps=3))
-        again.load_state_dict(saved[0])
-        resumed.load_state_dict(saved[1])
-        for each, wrapper in ((model, optimizer), (again, resumed)):
-            with pytest.raises(rp.NonFiniteGradientError, match="rank 1"):
-                run(each, wrapper, comm.rank, 2, start=1)
-            wrapper.close()
-
-    rp.simulate(2, rank)
-
-
-def test_a_failure_that_a_rank_has_to_tell_of_is_in_its_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So was that of the wrapped optimizer's step."""
-
-    def rank(comm: Any) -> None:
-        model = make_model()
+        model, again = make_model(), make_model()
         optimizer = wrap(model, comm, rp.Dense(local_steps=3))
         loss_of(model, next(iter(batches(comm.rank, 1)))).backward()
-        if comm.rank == 1:
-            inner = optimizer._inner
-            inner.step = lambda *_: (_ for _ in ()).throw(RuntimeError("no memory"))  # type: ignore[method-assign]
-        optimizer.step()
-        if comm.rank == 1:
-            del inner.step
-        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
-        again = make_model()
+        with pytest.MonkeyPatch.context() as patch:
+            if comm.rank == 1 and bad == "step":
+                patch.setattr(optimizer._inner, "step", fails)
+            elif comm.rank == 1:
+                next(model.parameters()).grad.fill_(torch.nan)
+            optimizer.step()
         resumed = wrap(again, comm.duplicate(), rp.Dense(local_steps=3))
-        again.load_state_dict(saved[0])
-        resumed.load_state_dict(saved[1])
+        again.load_state_dict(model.state_dict())
+        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         for each, wrapper in ((model, optimizer), (again, resumed)):
-            with pytest.raises(rp.UsageError, match="rank 1: RuntimeError in step"):
+            with pytest.raises(error, match="rank 1"):
                 run(each, wrapper, comm.rank, 2, start=1)
             wrapper.close()
 

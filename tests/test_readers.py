@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringprune.readers import picture, rate, written_rate
+from ringprune.readers import picture, rate, target, written_rate
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "mpi_scripts"))
 
@@ -43,3 +43,15 @@ def test_no_file_for_a_picture(text: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(argparse.ArgumentTypeError, match="a file "):
         picture(text)
+
+
+def test_only_the_rank_that_writes_needs_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The other ranks of a job may be on machines that do not have it."""
+    missing = str(tmp_path / "missing" / "rows.json")
+    for number, accepted in (("0", False), ("1", True)):
+        monkeypatch.setenv("OMPI_COMM_WORLD_RANK", number)
+        if accepted:
+            assert target(missing) == missing
+        else:
+            with pytest.raises(argparse.ArgumentTypeError, match="in a folder that exists"):
+                target(missing)

@@ -66,8 +66,9 @@ def test_horovods_wrapper_around_ours_is_told() -> None:
 
 def test_mistakes_of_calls_are_told_with_what_was_meant() -> None:
     model = make_model()
+    wrong_optimizer: Any = model
     with pytest.raises(rp.ArgumentTypeError, match=r"takes the optimizer to wrap, not a \w+"):
-        rp.recommended(model)  # type: ignore[arg-type]
+        rp.recommended(wrong_optimizer)
     for density, share in ((5, "0.05"), (1.5, "0.015")):
         with pytest.raises(rp.ConfigurationError, match=rf"it is a share; {density:g} % is {share}$"):
             rp.IWP(density)
@@ -75,9 +76,10 @@ def test_mistakes_of_calls_are_told_with_what_was_meant() -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         with pytest.raises(rp.ArgumentTypeError, match=r"call it: ringprune\.DGC\(\)"):
             wrap(model, comm, rp.DGC)
-        for wrong in (model, model.parameters(), 3):
+        wrongs: tuple[Any, ...] = (model, model.parameters(), 3)
+        for wrong in wrongs:
             with pytest.raises(rp.ArgumentTypeError, match=r"state_dict\(\) or model\.named_parameters\(\), not a"):
-                rp.broadcast_parameters(wrong, comm=comm)  # type: ignore[arg-type]
+                rp.broadcast_parameters(wrong, comm=comm)
 
     only(rank)
 

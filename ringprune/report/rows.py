@@ -22,7 +22,7 @@ def row_of(path: Path, lines: Sequence[Line]) -> Row:
     steps, seconds = (sum(part[-1][name] - part[0][name] for part in parts) for name in ("calls", "elapsed_seconds"))
 
     def added(name: str) -> float:
-        return sum(float(part[-1]["stats"].get(name, 0.0) - part[0]["stats"].get(name, 0.0)) for part in parts)
+        return sum(_count(part[-1], name) - _count(part[0], name) for part in parts)
 
     def per_step(name: str) -> float | None:
         return added(name) / steps if steps else None
@@ -52,19 +52,23 @@ def sent(lines: Sequence[Line]) -> list[float]:
     found: list[float] = []
     before = 0.0  # in the parts that ended
     for part in _parts(lines):
-        found += [before + float(line["stats"].get("bytes_sent", 0.0)) for line in part]
+        found += [before + _count(line, "bytes_sent") for line in part]
         before = found[-1]
     return found
 
 
 def _parts(lines: Sequence[Line]) -> list[list[Line]]:
-    """The lines from one start of the run to the next."""
+    """The lines of each optimizer: one that was made for a resumed run counts from nothing."""
     parts: list[list[Line]] = []
     for line in lines:
-        if not parts or line.get("resumed"):
+        if not parts or any(_count(line, name) < _count(parts[-1][-1], name) for name in ("steps", "bytes_sent")):
             parts.append([])
         parts[-1].append(line)
     return parts
+
+
+def _count(line: Line, name: str) -> float:
+    return float(line["stats"].get(name, 0.0))
 
 
 def _wire_ratio(parts: Sequence[Sequence[Line]]) -> float | None:
