@@ -10,6 +10,7 @@ from ringprune.ops.accumulate import accumulate
 from ringprune.ops.accumulate_select import TALLY, Hints, accumulate_select
 from ringprune.ops.checks import MAX_POSITIONS
 from ringprune.ops.count_nonfinite import count_nonfinite
+from ringprune.ops.gather import gather
 from ringprune.ops.give_back import give_back
 from ringprune.ops.importance import importance
 from ringprune.ops.library import backend, native_build, native_path
@@ -29,6 +30,7 @@ __all__ = [
     "accumulate_select",
     "backend",
     "count_nonfinite",
+    "gather",
     "give_back",
     "importance",
     "native_build",

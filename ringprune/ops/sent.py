@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ringprune.ops.gather import gather
 from ringprune.ops.take import take
 
 __all__ = ["SENT", "SPARSE", "Sent", "take_lazily"]
@@ -61,4 +62,4 @@ def take_lazily(
     """
     if residual.is_cuda or indices.numel() * SPARSE > residual.numel():
         return take(residual, velocity, indices, offsets), None
-    return residual.index_select(0, indices), Sent(indices, None, velocity is not None)
+    return gather(residual, indices), Sent(indices, None, velocity is not None)

@@ -23,11 +23,12 @@ def test_a_bucket_goes_through_all_ops() -> None:
         scores = ops.importance(residual, weights, score="ratio", parameters=[0.1] * 3)
         indices = ops.select(scores, offsets, [2, 0, 5])
         values = ops.take(residual, velocity, indices, offsets)
+        read = ops.gather(residual, indices)
         ops.give_back(residual, indices, values)
         ops.put(weights, indices, values)
-        shapes = [tuple(tensor.shape) for tensor in (scores, indices, values, ops.square_sum(weights))]
-        dtypes = [tensor.dtype for tensor in (scores, indices, values, ops.square_sum(weights))]
+        shapes = [tuple(tensor.shape) for tensor in (scores, indices, values, read, ops.square_sum(weights))]
+        dtypes = [tensor.dtype for tensor in (scores, indices, values, read, ops.square_sum(weights))]
         counts = ops.count_nonfinite(weights)
-    assert shapes == [(17,), (7,), (7,), (3,)]
-    assert dtypes == [torch.float32, torch.int32, torch.float32, torch.float64]
+    assert shapes == [(17,), (7,), (7,), (7,), (3,)]
+    assert dtypes == [torch.float32, torch.int32, torch.float32, torch.float32, torch.float64]
     assert (tuple(counts.shape), counts.dtype) == ((3,), torch.int64)

@@ -229,6 +229,7 @@ STRANGE = {
         pytest.param(lambda out, odd: ops.put([out[0], odd], POSITIONS, torch.zeros(2)), id="put outputs"),
         pytest.param(lambda out, odd: ops.put(out, POSITIONS, odd[:2].to(odd.dtype)), id="put values"),
         pytest.param(lambda out, odd: ops.take(out[0], odd, POSITIONS, [0, 3]), id="take velocity"),
+        pytest.param(lambda out, odd: ops.gather(odd, POSITIONS), id="gather residual"),
         pytest.param(lambda out, odd: ops.give_back(odd, POSITIONS, out[0][:2]), id="give_back residual"),
         pytest.param(lambda out, odd: ops.square_sum([out[0], odd]), id="square_sum"),
         pytest.param(lambda out, odd: ops.count_nonfinite([out[0], odd]), id="count_nonfinite"),

@@ -49,6 +49,7 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "importance": lambda x: ops.importance(torch.ones(5), [x], score="ratio", parameters=[0.1]),
     "select": lambda x: ops.select(x, [0, 5], [1]),
     "take": lambda x: ops.take(x, None, positions(1), [0, 5]),
+    "gather": lambda x: ops.gather(x, positions(1)),
     "give_back": lambda x: ops.give_back(x, positions(1), torch.ones(1)),
     "put": lambda x: ops.put([x], positions(1), torch.ones(1)),
     "square_sum": lambda x: ops.square_sum([x]),

@@ -113,6 +113,12 @@ def _some_whole(values: Values, indices: Tensor, offsets: list[int]) -> Tensor:
     return indices
 
 
+def gather(values: Values, large: float) -> Iterator[Arguments]:
+    """Some indices, or none."""
+    residual = values.tensor(values.numel(large))
+    yield {"residual": residual, "indices": values.ascending(residual.numel())}
+
+
 def give_back(values: Values, large: float) -> Iterator[Arguments]:
     """Values at some indices."""
     residual = values.tensor(values.numel(large))
@@ -138,6 +144,7 @@ GENERATORS: dict[str, Callable[[Values, float], Iterator[Arguments]]] = {
     "importance": importance,
     "select": select,
     "take": take,
+    "gather": gather,
     "give_back": give_back,
     "put": put,
     "square_sum": tensors_alone,
