@@ -16,7 +16,7 @@ def gather(residual: Tensor, indices: Tensor) -> Tensor:
 
     Args:
         residual: float32 [N], the tensors' residuals one after another.
-        indices: int32 [K], strictly ascending positions in [0, N); checked before anything is read.
+        indices: int32 [K], strictly ascending positions in [0, N); each is checked before it is followed.
 
     Returns:
         Values, float32 [K].

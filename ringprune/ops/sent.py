@@ -49,7 +49,7 @@ def take_lazily(
     """Return the residual at ``indices``, and what is to leave it with the next pass.
 
     Where that costs more, on CUDA or where more than one in ``SPARSE`` entries is taken, this is :func:`take`: it has
-    left at once, and that is None. Elsewhere nothing is written, and indices are checked by the pass.
+    left at once, and that is None. Elsewhere nothing is written.
 
     Args:
         residual: float32 [N], the tensors' residuals one after another.
