@@ -203,6 +203,14 @@ class CheckedCommunicator(ABC):
         """A number that just the ranks on this host have; all ranks call this."""
         return host_number()
 
+    def _spreads(self, call: Call, least: int) -> bool:
+        """Whether an allgather of ``least`` bytes or more had better be an alltoall; the same on all ranks.
+
+        Every rank then hands its rows to all others itself. The bytes are the same. What Open MPI chooses for long
+        messages, an exchange with one neighbour at a time, takes half as long again (docs/benchmarks.md).
+        """
+        return self.size > 2 and call.largest_count * call.dtype.itemsize >= least
+
     def _release(self) -> None:  # noqa: B027 - most hold nothing
         """Give back what the library holds for this communicator."""
 

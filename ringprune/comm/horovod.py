@@ -23,6 +23,10 @@ __all__ = ["HorovodCommunicator"]
 
 EAGER_SECONDS = 0.0  # the background thread needs the core more than we do
 
+LARGEST_COUNT = 2**31 - 1  # entries: MPI counts in C ints
+SPREAD_BYTES = 1 << 22
+"""Of an allgather that is made as an alltoall, for which Horovod first has to tell all ranks what comes from whom."""
+
 SUMMED = (torch.int32, torch.int64, torch.float16, torch.float32, torch.float64)
 MOVED = (torch.uint8, torch.int8, torch.int16, *SUMMED)
 
@@ -109,11 +113,17 @@ class HorovodCommunicator(CheckedCommunicator):
             return int(hvd.broadcast_async_(tensor, root, **options))
         if call.op == "allreduce":
             return int(hvd.allreduce_async_(tensor, op=hvd.Sum, **options))
+        splits = call.splits
         if call.op == "allgather":
-            return int(hvd.allgather_async(tensor, **options))
-        return int(
-            hvd.alltoall_async(tensor, splits=torch.tensor(call.splits, dtype=torch.int32, device="cpu"), **options)
-        )
+            if tensor.device.type != "cpu" or not self._copies(call):
+                return int(hvd.allgather_async(tensor, **options))
+            tensor, splits = torch.cat([tensor.detach()] * self.size), (tensor.shape[0],) * self.size
+        return int(hvd.alltoall_async(tensor, splits=torch.tensor(splits, dtype=torch.int32, device="cpu"), **options))
+
+    def _copies(self, call: Call) -> bool:
+        """Whether an allgather is made as an alltoall of as many copies as there are ranks; the same on all of them."""
+        longest = self.size * max(call.sizes or (0,)) * call.row_numel
+        return bool(hvd.mpi_enabled()) and longest <= LARGEST_COUNT and self._spreads(call, SPREAD_BYTES)
 
     def _check_support(self, call: Call, tensor: Tensor) -> None:
         known = SUMMED if call.op == "allreduce" else MOVED
@@ -172,10 +182,11 @@ def _result(call: Call, number: int, into: Tensor) -> Tensor:
     output = hvd.synchronize(number)
     if not call.by_rows:
         return into
-    result, received = output if call.op == "alltoall" else (output, None)
-    if result.shape != into.shape or (received is not None and tuple(received.tolist()) != call.received):
+    result, received = output if isinstance(output, tuple) else (output, None)  # an alltoall tells what came from whom
+    expected = call.sizes or call.received
+    if result.shape != into.shape or (received is not None and tuple(received.tolist()) != expected):
         raise CollectiveMismatchError(
-            f"{call}: expected rows {list(call.sizes or call.received or ())} from the ranks, "
+            f"{call}: expected rows {list(expected or ())} from the ranks, "
             f"got {result.shape[0] if received is None else received.tolist()}"
         )
     assert isinstance(result, Tensor)

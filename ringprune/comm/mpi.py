@@ -34,6 +34,9 @@ LONGEST_PAUSE = 2e-4
 RING_RANKS = 4
 RING_BYTES = 1 << 16
 
+SPREAD_BYTES = 1 << 20
+"""Of an allgather that is made as an alltoall."""
+
 SUMMED = {
     torch.float32: MPI.FLOAT,
     torch.float64: MPI.DOUBLE,
@@ -130,7 +133,11 @@ class MpiCommunicator(CheckedCommunicator):
         return [self._mpi.Iallreduce(own, [_memory(into), into.numel(), kind], op=MPI.SUM)]
 
     def _allgather(self, call: Call, tensor: Tensor, into: Tensor) -> list[MPI.Request]:
-        return [self._mpi.Iallgatherv(_moved(tensor), _pieces(into, call.sizes, call))]
+        received = _pieces(into, call.sizes, call)
+        if self._spreads(call, SPREAD_BYTES):
+            memory, numel, kind = _moved(tensor)
+            return [self._mpi.Ialltoallv((memory, [numel] * self.size, [0] * self.size, kind), received)]
+        return [self._mpi.Iallgatherv(_moved(tensor), received)]
 
     def _alltoall(self, call: Call, tensor: Tensor, into: Tensor) -> list[MPI.Request]:
         return [self._mpi.Ialltoallv(_pieces(tensor, call.splits, call), _pieces(into, call.received, call))]

@@ -123,6 +123,20 @@ def allgather_takes_different_sizes(comm: Communicator) -> None:
 
 
 @contract
+def allgather_of_long_messages_is_the_same(comm: Communicator) -> None:
+    """From some length on each rank sends its rows to all others itself; nothing else changes."""
+    for rows in (400_000, 400_005):
+        sizes = [rows if rank % 2 else rank for rank in range(comm.size)]  # that of rank 0 is 0
+        before = comm.traffic.bytes_sent
+        result = comm.allgather(noise(comm.rank, sizes[comm.rank], 3), sizes=sizes, name="g").wait()
+        assert_same_bytes(result, torch.cat([noise(rank, sizes[rank], 3) for rank in range(comm.size)]))
+        assert comm.traffic.bytes_sent - before == pytest.approx(12 * sum(sizes) * (comm.size - 1) / comm.size)
+    handles = [comm.allgather(torch.full((400_000,), float(comm.rank + i)), name=f"g{i}") for i in range(3)]
+    for i, handle in enumerate(handles):
+        assert handle.wait().view(comm.size, -1)[:, -1].tolist() == [float(rank + i) for rank in range(comm.size)]
+
+
+@contract
 def alltoall_divides_evenly(comm: Communicator) -> None:
     for dtype in MOVED:
         tensor = (torch.arange(2 * comm.size) + 10 * comm.rank).to(dtype)
