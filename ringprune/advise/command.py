@@ -18,7 +18,7 @@ from ringprune.errors import ConfigurationError, RingPruneError
 from ringprune.policies import Policy
 from ringprune.prediction import DEVICES, GOODPUT, LATENCY_SECONDS, Link, Setting, Speeds, Workload
 from ringprune.probing.links import probe
-from ringprune.probing.speeds import measured
+from ringprune.probing.speeds import measured, measured_together
 from ringprune.readers import above_zero, at_least, picture, rate, share, target, written_rate
 from ringprune.simulation.spec import parse
 
@@ -89,7 +89,11 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         default="cpu",
         help="where gradients live; gpu is assumed, not measured; cpu",
     )
-    speed.add_argument("--measure", action="store_true", help="measure this machine's processor, about 8 s")
+    speed.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure this machine's processor, about 8 s; with --rate here those of all ranks at once",
+    )
     add("--methods", nargs="+", default=METHODS, metavar="M", help="policies; first those that leave least out")
     add("--latency-us", type=above_zero, default=1e6 * LATENCY_SECONDS, metavar="US", help="of a message; 50")
     add(
@@ -97,19 +101,24 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     add("--plot", type=picture, metavar="FILE", help="draw step time against rate; .png, .pdf or .svg")
     add("--json", type=target, metavar="FILE", help="write the rows to FILE for programs; - is standard output")
-    parser.set_defaults(run=_run, link="as given")
+    parser.set_defaults(run=_run, link="as given", shares={})
 
 
 def _run(options: argparse.Namespace) -> int:
     try:
         methods = _methods(options.methods)
         found = _workload(options)
-        if options.rate is HERE and _measure_link(options):
-            return 0
+        speeds = None
+        if options.rate is HERE:
+            speeds, rank = _measure_job(options)
+            if rank:
+                return 0  # rank 0 answers for all
         if options.ranks is None:
             raise ConfigurationError("--ranks N is missing: how many ranks there are")
-        speeds = measured(*overheads()) if options.measure else DEVICES[options.device]
-        link_of = partial(Link.of_rate, latency_seconds=options.latency_us / 1e6, goodput=options.goodput)
+        if speeds is None:
+            speeds = measured(*overheads()) if options.measure else DEVICES[options.device]
+        latency = options.latency_us / 1e6
+        link_of = partial(Link.of_rate, latency_seconds=latency, goodput=options.goodput, shares=options.shares)
         # Over Horovod, which is what a job gets where nothing else was asked for.
         setting = Setting(found, options.ranks, link_of(options.rate), speeds, groups=True)
         rows = [row | _facts(setting, options) for row in rows_of(setting, methods, link_of)]
@@ -130,18 +139,20 @@ def _rate(text: str) -> float | None:
     return HERE if text == "here" else rate(text)
 
 
-def _measure_link(options: argparse.Namespace) -> bool:
-    """Measure the links of the job that this process is a rank of; whether another rank answers for all of them."""
+def _measure_job(options: argparse.Namespace) -> tuple[Speeds | None, int]:
+    """Measure the links of the job that this process is a rank of, and its processors where that was asked for."""
     comm = connect("mpi")
     try:
         link = probe(comm)
+        speeds = measured_together(comm, *overheads()) if options.measure else None
     finally:
         comm.close()
     options.ranks = options.ranks or comm.size
     options.rate = 8 * link.bytes_per_second / options.goodput
-    options.latency_us = 1e6 * link.latency_seconds
-    options.link = f"measured on {comm.size} ranks over MPI"
-    return comm.rank > 0
+    options.latency_us, options.shares = 1e6 * link.latency_seconds, link.shares
+    reached = ", ".join(f"{kind} reaches {100 * share:.0f} %" for kind, share in link.shares.items())
+    options.link = f"measured on {comm.size} ranks over MPI ({reached})"
+    return speeds, comm.rank
 
 
 def _methods(names: Sequence[str]) -> dict[str, Policy]:

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
@@ -22,7 +22,7 @@ from ringprune.policies import Policy
 from ringprune.prediction import CPU, MeasuredLink, Setting, Speeds
 from ringprune.prediction.messages import messages
 from ringprune.probing.collectives import measured_link
-from ringprune.probing.speeds import measured
+from ringprune.probing.speeds import measured, slowest_of
 from ringprune.routing import LargeMatrices, Named
 from ringprune.timeline import Timeline, Times
 
@@ -225,7 +225,12 @@ class Pilot:
             if speeds is None:
                 slower = CPU  # what a message and a tensor cost is not measured while training
                 speeds = measured(
-                    slower.message, slower.tensor, entries=ENTRIES, repetitions=REPETITIONS, device=device
+                    slower.message,
+                    slower.tensor,
+                    entries=ENTRIES,
+                    repetitions=REPETITIONS,
+                    device=device,
+                    together=True,
                 )
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
@@ -244,7 +249,7 @@ class Pilot:
             self._tell(f"rank {rank} could not be measured ({failed[rank]}): it stays {self._names[self.chosen]}")
             return False
         self._link = link
-        self._speeds = _slowest_speeds([report["speeds"] for report in reports])
+        self._speeds = slowest_of([report["speeds"] for report in reports])
         ready = zip(*(report["ready"] for report in reports), strict=True)
         slowest = Times(max(report["compute"] for report in reports), tuple(map(max, ready)))
         specs, settings = self._parts.plan.params, self._parts.settings
@@ -363,16 +368,3 @@ def _steps(bounds: tuple[int, int, float], pace: float) -> int:
 def _pass(steps: int) -> Iterator[None]:
     for _ in range(steps):
         yield
-
-
-def _slowest_speeds(reports: Sequence[dict[str, Any]]) -> Speeds:
-    """Of each speed that of the rank which is slowest in it."""
-
-    def slowest(values: Sequence[Any]) -> Any:
-        if isinstance(values[0], str):
-            return values[0]
-        if isinstance(values[0], dict):
-            return {key: max(value[key] for value in values) for key in values[0]}
-        return max(values)
-
-    return Speeds(**{key: slowest([report[key] for report in reports]) for key in reports[0]})

@@ -5,7 +5,7 @@ After: R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of Collective Communi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, Protocol
 
@@ -38,22 +38,30 @@ class Link:
     Args:
         bytes_per_second: of payload, above 0; infinity where nothing limits it.
         latency_seconds: what a message of no bytes takes.
+        shares: of that rate what collectives of each kind reach, in (0, 1]; all of it where a kind is not named.
     """
 
     bytes_per_second: float
     latency_seconds: float = LATENCY_SECONDS
+    shares: Mapping[Kind, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for kind, share in self.shares.items():
+            real_number(f"shares[{kind!r}]", share, above=0, most=1)
         if self.bytes_per_second != float("inf"):
             real_number("bytes_per_second", self.bytes_per_second, above=0)
         real_number("latency_seconds", self.latency_seconds, least=0)
 
     @classmethod
     def of_rate(
-        cls, bits_per_second: float, latency_seconds: float = LATENCY_SECONDS, goodput: float = GOODPUT
+        cls,
+        bits_per_second: float,
+        latency_seconds: float = LATENCY_SECONDS,
+        goodput: float = GOODPUT,
+        shares: Mapping[Kind, float] | None = None,
     ) -> "Link":
         """The link of a nominal rate, of which ``goodput`` is payload."""
-        return cls(bits_per_second / 8 * goodput, latency_seconds)
+        return cls(bits_per_second / 8 * goodput, latency_seconds, shares or {})
 
     def seconds(self, kind: Kind, payload: float, ranks: int) -> float:
         """What a collective takes while nothing else is sent.
@@ -66,8 +74,8 @@ class Link:
         """
         if ranks == 1:
             return 0.0
-        ways = _ways(kind, payload, ranks)
-        return min(hops * self.latency_seconds + sent / self.bytes_per_second for hops, sent in ways)
+        ways, reached = _ways(kind, payload, ranks), self.bytes_per_second * self.shares.get(kind, 1.0)
+        return min(hops * self.latency_seconds + sent / reached for hops, sent in ways)
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,21 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 
 import torch
 
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import ConfigurationError
-from ringprune.prediction import Link
+from ringprune.prediction import Kind, Link
+from ringprune.probing.collectives import measured_link
 
 __all__ = ["probe"]
 
 SHORT_TIMES, LONG_TIMES = 21, 3  # repetitions, of which the median counts
 FIRST, GROWTH, LARGEST = 1 << 20, 4, 1 << 26  # bytes of a long message
+KINDS: tuple[Kind, ...] = ("allreduce", "allgather", "alltoall")
 LONG_SECONDS = 0.1
 """A message that takes this long is long enough."""
 
@@ -21,7 +24,8 @@ LONG_SECONDS = 0.1
 def probe(comm: Communicator, clock: Callable[[], float] = time.perf_counter) -> Link:
     """The link that explains what messages to the next rank take; all ranks call this, and get the same.
 
-    All ranks send and receive at once, as in a ring: both directions of every link are in use.
+    All ranks send and receive at once, as in a ring: both directions of every link are in use. What part of that the
+    library's own collectives reach is measured too.
 
     Args:
         comm: with whom, two ranks at least; it can shift.
@@ -38,7 +42,13 @@ def probe(comm: Communicator, clock: Callable[[], float] = time.perf_counter) ->
     while (taken := _seconds(comm, size, LONG_TIMES, clock)) < LONG_SECONDS and size < LARGEST:
         size *= GROWTH
     # A long message that took no longer than a short one tells nothing; half of its time is then taken for sending.
-    return Link(size / max(taken - latency, taken / 2), latency)
+    link = Link(size / max(taken - latency, taken / 2), latency)
+    found = measured_link(comm, KINDS, clock=clock)
+    longest = {kind: points[-1] for kind, points in found.points.items()}
+    shares = {
+        kind: min(1.0, link.seconds(kind, payload, comm.size) / seconds) for kind, (payload, seconds) in longest.items()
+    }
+    return replace(link, shares=shares)
 
 
 def _seconds(comm: Communicator, size: int, times: int, clock: Callable[[], float]) -> float:

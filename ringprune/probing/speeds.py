@@ -1,7 +1,12 @@
 """Measures what the exchange costs a rank: its passes over memory, and its codes."""
 
+import json
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from statistics import median
+from typing import Any
 
 import torch
 
@@ -9,10 +14,12 @@ from ringprune import ops, packing, wire
 from ringprune.bench import machine
 from ringprune.bench.bucket import MOMENTUM, Bucket, Case
 from ringprune.bench.stopwatch import Call, Times, stopwatch
+from ringprune.comm.communicator import Communicator
+from ringprune.plan import gather_texts
 from ringprune.prediction import Speeds
 from ringprune.reduction.merge import add_pairs
 
-__all__ = ["measured", "seconds_of"]
+__all__ = ["measured", "measured_together", "seconds_of", "slowest_of"]
 
 CPU = torch.device("cpu")
 ENTRIES, DENSITY, REPETITIONS = 4_000_000, 0.01, 9
@@ -27,6 +34,7 @@ def measured(
     entries: int = ENTRIES,
     repetitions: int = REPETITIONS,
     device: torch.device = CPU,
+    together: bool = False,
 ) -> Speeds:
     """The speeds of this machine, with as many threads as torch has now.
 
@@ -36,18 +44,21 @@ def measured(
         entries: of the tensor that is selected from: more than fit into a cache.
         repetitions: times of each call; the median of the undisturbed ones counts.
         device: where gradients live.
+        together: all ranks of a job call this at the same time. Where they share processors each waits for one now and
+            then, as it will in training: that lengthens everything by the same factor, and memory is as slow as then.
     """
+    watch = _Watch(repetitions, device, together)
     bucket = Bucket(Case("flat", ((entries,),), DENSITY), device, seed=0)
     for _ in range(SETTLING):
         bucket.draw()
         bucket.step()
     bucket.restore()
-    passes = _passes(bucket, repetitions)
+    passes = _passes(bucket, watch)
     count = bucket.counts[0]
     taken, written = passes["take"] + passes["leave"] - passes["accumulate"], passes["put"] - passes["fill"]
-    encode_index, decode_index = _indices(bucket, count, repetitions)
-    encode_values, decode_values = _values(bucket, count, repetitions)
-    return Speeds(
+    encode_index, decode_index = _indices(bucket, count, watch)
+    encode_values, decode_values = _values(bucket, count, watch)
+    speeds = Speeds(
         provenance=_provenance(device),
         accumulate=passes["accumulate"] / entries,
         select=passes["select"] / entries,
@@ -55,7 +66,7 @@ def measured(
         whole=passes["whole"] / entries,
         fill=passes["fill"] / entries,
         kept=max(0.0, (taken + written) / (2 * count)),
-        merge=_merge(count, repetitions),
+        merge=_merge(count, watch),
         encode_index=encode_index,
         decode_index=decode_index,
         encode_values=encode_values,
@@ -63,6 +74,32 @@ def measured(
         message=message,
         tensor=tensor,
     )
+    return speeds.times(watch.share) if together else speeds
+
+
+def measured_together(comm: Communicator, message: float, tensor: float) -> Speeds:
+    """The speeds of a job's ranks, all measured at once; all ranks call this, and get the same: the slowest rank's."""
+    own = asdict(measured(message, tensor, together=True))
+    reports = [json.loads(text) for text in gather_texts(json.dumps(own), comm, CPU, name="speeds")]
+    found = slowest_of(reports)
+    return replace(found, provenance=f"{found.provenance}, {comm.size} ranks at once")
+
+
+def slowest_of(reports: Sequence[Mapping[str, Any]]) -> Speeds:
+    """Of each speed that of the rank which is slowest in it.
+
+    Args:
+        reports: of each rank, its :class:`Speeds` as a mapping.
+    """
+
+    def longest(values: Sequence[Any]) -> Any:
+        if isinstance(values[0], str):
+            return values[0]
+        if isinstance(values[0], dict):
+            return {key: max(value[key] for value in values) for key in values[0]}
+        return max(values)
+
+    return Speeds(**{key: longest([report[key] for report in reports]) for key in reports[0]})
 
 
 def _provenance(device: torch.device) -> str:
@@ -73,17 +110,45 @@ def _provenance(device: torch.device) -> str:
 
 
 def seconds_of(repetitions: int, *calls: Call, device: torch.device = CPU) -> list[float]:
-    """Seconds of some calls, taken in turns."""
-    clock, times = stopwatch(device), [Times() for _ in calls]
-    for call in calls:
-        call()
-    for _ in range(repetitions):
-        for call, taken in zip(calls, times, strict=True):
-            taken.samples.append(clock.time(call)[0])
-    return [taken.seconds for taken in times]
+    """Seconds of some calls, taken in turns: the medians of the undisturbed times."""
+    return _Watch(repetitions, device, together=False).seconds_of(*calls)
 
 
-def _passes(bucket: Bucket, repetitions: int) -> dict[str, float]:
+@dataclass
+class _Watch:
+    """Times calls; ``together``: by what they ran, and tells how much longer they took than that."""
+
+    repetitions: int
+    device: torch.device
+    together: bool
+    _taken: list[float] = field(default_factory=list)
+    _running: list[float] = field(default_factory=list)
+
+    def seconds_of(self, *calls: Call) -> list[float]:
+        clock, times = stopwatch(self.device), [Times() for _ in calls]
+        for call in calls:
+            call()
+        for _ in range(self.repetitions):
+            for call, taken in zip(calls, times, strict=True):
+                taken.samples.append(clock.time(call)[0])
+        if not self.together:
+            return [taken.seconds for taken in times]
+        threads = torch.get_num_threads()
+        found = []
+        for taken in times:
+            running = [sample.seconds * max(0.0, 1 - sample.waited / threads) for sample in taken.samples]
+            self._running += running
+            self._taken.append(taken.spent)
+            found.append(median(running))
+        return found
+
+    @property
+    def share(self) -> float:
+        """Seconds that went by for each that something ran."""
+        return sum(self._taken) / max(sum(self._running), 1e-9)
+
+
+def _passes(bucket: Bucket, watch: _Watch) -> dict[str, float]:
     """Whatever reads or writes all entries."""
     bucket.sent = None  # what leaves is timed by itself
     positions = bucket.beside()
@@ -101,7 +166,7 @@ def _passes(bucket: Bucket, repetitions: int) -> dict[str, float]:
         "put": partial(ops.put, bucket.grads, positions, values),
         "fill": partial(ops.put, bucket.grads, few, values[: few.numel()]),
     }
-    return dict(zip(calls, seconds_of(repetitions, *calls.values(), device=bucket.device), strict=True))
+    return dict(zip(calls, watch.seconds_of(*calls.values()), strict=True))
 
 
 def _accumulate(bucket: Bucket, sent: ops.Sent | None) -> None:
@@ -118,28 +183,26 @@ def _accumulate(bucket: Bucket, sent: ops.Sent | None) -> None:
     )
 
 
-def _merge(count: int, repetitions: int) -> float:
+def _merge(count: int, watch: _Watch) -> float:
     """Seconds per pair that is added, two ranks' lists at a time."""
     draw = torch.Generator().manual_seed(0)
     lists = []
     for _ in range(2):
         indices = torch.randperm(100 * count, generator=draw, device="cpu")[:count].sort().values.int().numpy()
         lists.append((indices, torch.randn(count, generator=draw, dtype=torch.float32, device="cpu").numpy()))
-    return seconds_of(repetitions, lambda: add_pairs(lists, 100 * count))[0] / (2 * count)
+    return watch.seconds_of(lambda: add_pairs(lists, 100 * count))[0] / (2 * count)
 
 
-def _indices(bucket: Bucket, count: int, repetitions: int) -> list[float]:
+def _indices(bucket: Bucket, count: int, watch: _Watch) -> list[float]:
     """Coding and decoding of a position."""
     positions = bucket.beside()
     code = wire.index_code(count, bucket.case.numel)
     message = code.encode(positions)
-    times = seconds_of(
-        repetitions, lambda: code.encode(positions), lambda: code.decode(message, name="m"), device=bucket.device
-    )
+    times = watch.seconds_of(lambda: code.encode(positions), lambda: code.decode(message, name="m"))
     return [seconds / count for seconds in times]
 
 
-def _values(bucket: Bucket, count: int, repetitions: int) -> tuple[dict[str, float], dict[str, float]]:
+def _values(bucket: Bucket, count: int, watch: _Watch) -> tuple[dict[str, float], dict[str, float]]:
     """Coding and decoding of a value, in each format."""
     values, rest, into = (bucket.out_residual[:count].clone() for _ in range(3))
     there, back = {}, {}
@@ -148,6 +211,6 @@ def _values(bucket: Bucket, count: int, repetitions: int) -> tuple[dict[str, flo
         assert code is not None
         message = code.encode(values, rest)
         encode, decode = partial(code.encode, values, rest), partial(code.decode, message, into, name="m")
-        taken = seconds_of(repetitions, encode, decode, device=bucket.device)
+        taken = watch.seconds_of(encode, decode)
         there[name], back[name] = (seconds / count for seconds in taken)
     return there, back
