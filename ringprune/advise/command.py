@@ -8,17 +8,16 @@ from functools import partial
 from pathlib import Path
 
 from ringprune.advise.figure import RATES, draw
+from ringprune.advise.job import Job, measure_job
 from ringprune.advise.known import MODELS, of_entries, workload
 from ringprune.advise.overheads import overheads
 from ringprune.advise.rows import DENSE, METHODS, Row, curve, rows_of
 from ringprune.advise.words import COLUMNS, LEGEND, mixtures, sentence
 from ringprune.bench.table import print_table
-from ringprune.comm import connect
 from ringprune.errors import ConfigurationError, RingPruneError
 from ringprune.policies import Policy
 from ringprune.prediction import DEVICES, GOODPUT, LATENCY_SECONDS, Link, Setting, Speeds, Workload
-from ringprune.probing.links import probe
-from ringprune.probing.speeds import measured, measured_together
+from ringprune.probing.speeds import measured
 from ringprune.readers import above_zero, at_least, picture, rate, share, target, written_rate
 from ringprune.simulation.spec import parse
 
@@ -108,11 +107,13 @@ def _run(options: argparse.Namespace) -> int:
     try:
         methods = _methods(options.methods)
         found = _workload(options)
-        speeds = None
+        speeds = network = None
         if options.rate is HERE:
-            speeds, rank = _measure_job(options)
-            if rank:
+            job = measure_job(processors=options.measure)
+            if job.rank:
                 return 0  # rank 0 answers for all
+            speeds, network = job.speeds, job.network
+            _take_over(job, options)
         if options.ranks is None:
             raise ConfigurationError("--ranks N is missing: how many ranks there are")
         if speeds is None:
@@ -120,7 +121,8 @@ def _run(options: argparse.Namespace) -> int:
         latency = options.latency_us / 1e6
         link_of = partial(Link.of_rate, latency_seconds=latency, goodput=options.goodput, shares=options.shares)
         # Over Horovod, which is what a job gets where nothing else was asked for.
-        setting = Setting(found, options.ranks, link_of(options.rate), speeds, groups=True)
+        link = network if network is not None and network.ranks == options.ranks else link_of(options.rate)
+        setting = Setting(found, options.ranks, link, speeds, groups=True)
         rows = [row | _facts(setting, options) for row in rows_of(setting, methods, link_of)]
         if options.plot:
             _draw(setting, methods, link_of, options)
@@ -139,20 +141,13 @@ def _rate(text: str) -> float | None:
     return HERE if text == "here" else rate(text)
 
 
-def _measure_job(options: argparse.Namespace) -> tuple[Speeds | None, int]:
-    """Measure the links of the job that this process is a rank of, and its processors where that was asked for."""
-    comm = connect("mpi")
-    try:
-        link = probe(comm)
-        speeds = measured_together(comm, *overheads()) if options.measure else None
-    finally:
-        comm.close()
-    options.ranks = options.ranks or comm.size
-    options.rate = 8 * link.bytes_per_second / options.goodput
-    options.latency_us, options.shares = 1e6 * link.latency_seconds, link.shares
-    reached = ", ".join(f"{kind} reaches {100 * share:.0f} %" for kind, share in link.shares.items())
-    options.link = f"measured on {comm.size} ranks over MPI ({reached})"
-    return speeds, comm.rank
+def _take_over(job: Job, options: argparse.Namespace) -> None:
+    """Answer for the job's own ranks and links, where nothing else was asked for."""
+    options.ranks = options.ranks or job.network.ranks
+    options.rate = 8 * job.link.bytes_per_second / options.goodput
+    options.latency_us, options.shares = 1e6 * job.link.latency_seconds, job.link.shares
+    shares = ", ".join(f"{kind} {100 * share:.0f} %" for kind, share in job.link.shares.items())
+    options.link = f"measured on {job.network.ranks} ranks over MPI, whose collectives reach of it: {shares}"
 
 
 def _methods(names: Sequence[str]) -> dict[str, Policy]:

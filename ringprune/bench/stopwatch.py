@@ -1,6 +1,7 @@
 """Times calls, and tells which times to trust on a machine that others use as well."""
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -30,10 +31,12 @@ class Sample:
     Attributes:
         seconds: how long the call took.
         waited: share of that which our threads, together, were ready to run and waited for a CPU.
+        held_up: seconds that the thread which called waited so itself.
     """
 
     seconds: float
     waited: float = 0.0
+    held_up: float = 0.0
 
     @property
     def is_calm(self) -> bool:
@@ -87,11 +90,14 @@ class WallClock:
 
     def time(self, call: Call) -> tuple[Sample, Any]:
         """The time of ``call``, and what it returned."""
-        waited = _waited()
+        before = _waits()
         start = time.perf_counter()
         result = call()
         seconds = time.perf_counter() - start
-        return Sample(seconds, (_waited() - waited) / max(seconds, 1e-9)), result
+        after, own = _waits(), str(threading.get_native_id())
+        waited = sum(after.values()) - sum(before.values())
+        held_up = after.get(own, 0.0) - before.get(own, 0.0)
+        return Sample(seconds, waited / max(seconds, 1e-9), min(held_up, seconds)), result
 
 
 class DeviceClock:
@@ -113,11 +119,11 @@ def stopwatch(device: torch.device) -> Stopwatch:
     return DeviceClock() if device.type == "cuda" else WallClock()
 
 
-def _waited() -> float:
-    """Seconds that all threads of this process have waited for a CPU so far; 0 where the system does not tell."""
-    nanoseconds = 0
+def _waits() -> dict[str, float]:
+    """Seconds that each thread of this process has waited for a CPU so far; none where the system does not tell."""
+    waits = {}
     with suppress(OSError):
         for task in os.listdir(TASKS):
             with suppress(OSError, ValueError, IndexError), open(f"{TASKS}/{task}/schedstat") as file:
-                nanoseconds += int(file.read().split()[1])  # a thread may have ended meanwhile
-    return nanoseconds / 1e9
+                waits[task] = int(file.read().split()[1]) / 1e9  # a thread may have ended meanwhile
+    return waits

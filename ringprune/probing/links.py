@@ -9,14 +9,12 @@ import torch
 
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import ConfigurationError
-from ringprune.prediction import Kind, Link
-from ringprune.probing.collectives import measured_link
+from ringprune.prediction import Link, MeasuredLink
 
-__all__ = ["probe"]
+__all__ = ["probe", "reached"]
 
 SHORT_TIMES, LONG_TIMES = 21, 3  # repetitions, of which the median counts
 FIRST, GROWTH, LARGEST = 1 << 20, 4, 1 << 26  # bytes of a long message
-KINDS: tuple[Kind, ...] = ("allreduce", "allgather", "alltoall")
 LONG_SECONDS = 0.1
 """A message that takes this long is long enough."""
 
@@ -24,8 +22,7 @@ LONG_SECONDS = 0.1
 def probe(comm: Communicator, clock: Callable[[], float] = time.perf_counter) -> Link:
     """The link that explains what messages to the next rank take; all ranks call this, and get the same.
 
-    All ranks send and receive at once, as in a ring: both directions of every link are in use. What part of that the
-    library's own collectives reach is measured too.
+    All ranks send and receive at once, as in a ring: both directions of every link are in use.
 
     Args:
         comm: with whom, two ranks at least; it can shift.
@@ -42,11 +39,15 @@ def probe(comm: Communicator, clock: Callable[[], float] = time.perf_counter) ->
     while (taken := _seconds(comm, size, LONG_TIMES, clock)) < LONG_SECONDS and size < LARGEST:
         size *= GROWTH
     # A long message that took no longer than a short one tells nothing; half of its time is then taken for sending.
-    link = Link(size / max(taken - latency, taken / 2), latency)
-    found = measured_link(comm, KINDS, clock=clock)
+    return Link(size / max(taken - latency, taken / 2), latency)
+
+
+def reached(link: Link, found: MeasuredLink) -> Link:
+    """The link, with the share of its rate that the longest collectives of each kind have reached."""
     longest = {kind: points[-1] for kind, points in found.points.items()}
     shares = {
-        kind: min(1.0, link.seconds(kind, payload, comm.size) / seconds) for kind, (payload, seconds) in longest.items()
+        kind: min(1.0, link.seconds(kind, payload, found.ranks) / seconds)
+        for kind, (payload, seconds) in longest.items()
     }
     return replace(link, shares=shares)
 

@@ -133,10 +133,10 @@ class _Watch:
                 taken.samples.append(clock.time(call)[0])
         if not self.together:
             return [taken.seconds for taken in times]
-        threads = torch.get_num_threads()
         found = []
         for taken in times:
-            running = [sample.seconds * max(0.0, 1 - sample.waited / threads) for sample in taken.samples]
+            # Other threads of ours, such as Horovod's, wait as well, and hold nothing up here.
+            running = [sample.seconds - sample.held_up for sample in taken.samples]
             self._running += running
             self._taken.append(taken.spent)
             found.append(median(running))

@@ -58,3 +58,19 @@ def test_a_rate_is_payload_and_headers() -> None:
 def test_links_that_cannot_be(rate: float, latency: float) -> None:
     with pytest.raises(ConfigurationError):
         Link(rate, latency)
+
+
+@given(st.sampled_from(KINDS), st.floats(1.0, 1e9), st.integers(2, 64), st.floats(0.01, 1.0))
+def test_a_kind_that_reaches_a_share_takes_as_long_as_on_a_link_of_that_share(
+    kind: Kind, payload: float, ranks: int, share: float
+) -> None:
+    link = Link(1e9, 1e-4, {kind: share})
+    assert link.seconds(kind, payload, ranks) == pytest.approx(Link(share * 1e9, 1e-4).seconds(kind, payload, ranks))
+    for other in set(KINDS) - {kind}:
+        assert link.seconds(other, payload, ranks) == Link(1e9, 1e-4).seconds(other, payload, ranks)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.5, math.nan])
+def test_shares_that_cannot_be(share: float) -> None:
+    with pytest.raises(ConfigurationError, match=r"shares\['allreduce'\]"):
+        Link(1e9, 0.0, {"allreduce": share})

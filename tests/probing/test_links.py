@@ -1,6 +1,7 @@
 """The probe finds the link that messages were made to take, and all ranks find the same."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ringprune as rp
-from ringprune.prediction import Link
-from ringprune.probing.links import probe
+from ringprune.advise.job import KINDS
+from ringprune.prediction import Kind, Link, MeasuredLink
+from ringprune.probing.links import probe, reached
 from tests.mpi.launch import run_job
 
 
@@ -56,6 +58,24 @@ def test_all_ranks_find_the_same_and_one_alone_has_none() -> None:
         rp.simulate(1, rank)
 
 
+@given(
+    st.dictionaries(st.sampled_from(KINDS), st.floats(0.01, 1.0), min_size=1),
+    st.floats(1e6, 1e10),
+    st.integers(2, 9),
+)
+def test_shares_that_collectives_reach_are_found(shares: dict[Kind, float], rate: float, ranks: int) -> None:
+    link = Link(rate, 0.0, shares)
+    points = {kind: tuple((n, link.seconds(kind, n, ranks)) for n in (1e3, 1e6)) for kind in KINDS}
+    found = reached(Link(rate, 0.0), MeasuredLink(points, ranks))
+    assert found.bytes_per_second == rate
+    assert found.shares == pytest.approx({kind: shares.get(kind, 1.0) for kind in KINDS})
+
+
+def test_a_collective_faster_than_the_link_reaches_all_of_it() -> None:
+    found = reached(Link(1e6, 0.0), MeasuredLink({"allreduce": ((1.0, 1e-9), (1e6, 1e-3))}, 4))
+    assert found.shares == {"allreduce": 1.0}
+
+
 def test_a_job_asks_about_its_own_links(tmp_path: Path) -> None:
     file = str(tmp_path / "rows.json")
     job = run_job(
@@ -65,6 +85,7 @@ def test_a_job_asks_about_its_own_links(tmp_path: Path) -> None:
         "resnet18",
         "--rate",
         "here",
+        "--measure",
         "--json",
         file,
         np=2,
@@ -74,5 +95,8 @@ def test_a_job_asks_about_its_own_links(tmp_path: Path) -> None:
     assert job.output.count("with 2 ranks") == 1, "one rank answers for all"
     rows = json.loads(Path(file).read_text())
     assert {row["ranks"] for row in rows} == {2}
-    assert {row["link"] for row in rows} == {"measured on 2 ranks over MPI"}
+    kinds = ", ".join(rf"{kind} \d+ %" for kind in sorted(KINDS))
+    for row in rows:
+        assert re.fullmatch(f"measured on 2 ranks over MPI, whose collectives reach of it: {kinds}", row["link"])
+        assert row["speeds"].endswith(", 2 ranks at once")
     assert torch.tensor([row["seconds"] for row in rows]).isfinite().all()

@@ -1,0 +1,66 @@
+"""Ranks that are measured at once: what waiting for processors adds is told, evenly, and the slowest rank counts."""
+
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from itertools import cycle
+from typing import Any
+
+import pytest
+
+from ringprune.bench.stopwatch import Call, Sample, WallClock
+from ringprune.prediction import CPU
+from ringprune.probing import speeds
+from ringprune.probing.speeds import measured, slowest_of
+
+ENTRIES = 100_000
+
+
+class Made:
+    """A stopwatch on which everything runs for a second, and every third time waits for three more."""
+
+    def __init__(self) -> None:
+        self._waits = cycle((0.0, 3.0, 0.0))
+
+    def time(self, call: Call) -> tuple[Sample, Any]:
+        waits = next(self._waits)
+        return Sample(1 + waits, waits / (1 + waits), waits), call()
+
+
+def test_all_ranks_at_once_take_longer_by_what_they_wait_on_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speeds, "stopwatch", lambda device: Made())
+    alone, together = (
+        measured(0.25, 0.5, entries=ENTRIES, repetitions=3, together=at_once) for at_once in (False, True)
+    )
+    assert alone.accumulate == alone.copy == 1 / ENTRIES, "disturbed times are left out"
+    # Of three times, 1, 4 and 1 seconds, three seconds something ran.
+    assert together.accumulate == pytest.approx(2 / ENTRIES)
+    assert together.encode_values == pytest.approx(dict.fromkeys(CPU.encode_values, 2 / (ENTRIES // 100)))
+    assert (together.message, together.tensor) == (pytest.approx(0.5), pytest.approx(1.0))
+
+
+def test_the_slowest_rank_counts_in_each_speed() -> None:
+    one = asdict(CPU) | {"select": 1.0, "encode_values": {"fp16": 1.0, "int8": 4.0}}
+    other = asdict(CPU) | {"copy": 2.0, "encode_values": {"fp16": 3.0, "int8": 2.0}}
+    found = slowest_of([one, other])
+    assert (found.select, found.copy, found.fill) == (1.0, 2.0, CPU.fill)
+    assert found.encode_values == {"fp16": 3.0, "int8": 4.0}
+
+
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/schedstat"), reason="the system does not tell how long a thread waits"
+)
+def test_a_thread_that_shares_its_processor_is_held_up() -> None:
+    allowed = os.sched_getaffinity(0)
+    busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        for process in (0, busy.pid):
+            os.sched_setaffinity(process, {min(allowed)})
+        sample, total = WallClock().time(lambda: sum(range(10_000_000)))
+    finally:
+        os.sched_setaffinity(0, allowed)
+        busy.kill()
+        busy.wait()
+    assert total == 49_999_995_000_000
+    assert 0 < sample.held_up < sample.seconds
