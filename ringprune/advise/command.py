@@ -14,6 +14,7 @@ from ringprune.advise.overheads import overheads
 from ringprune.advise.rows import DENSE, METHODS, Row, curve, rows_of
 from ringprune.advise.words import COLUMNS, LEGEND, mixtures, sentence
 from ringprune.bench.table import print_table
+from ringprune.comm.communicator import ASKED
 from ringprune.errors import ConfigurationError, RingPruneError
 from ringprune.policies import Policy
 from ringprune.prediction import DEVICES, GOODPUT, LATENCY_SECONDS, Link, Setting, Speeds, Workload
@@ -94,6 +95,12 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="measure this machine's processor, about 8 s; with --rate here those of all ranks at once",
     )
     add("--methods", nargs="+", default=METHODS, metavar="M", help="policies; first those that leave least out")
+    add(
+        "--communicator",
+        choices=("horovod", "torch", "mpi"),
+        default="horovod",
+        help="what training exchanges over; of mpi's messages the backward pass hides none; horovod",
+    )
     add("--latency-us", type=above_zero, default=1e6 * LATENCY_SECONDS, metavar="US", help="of a message; 50")
     add(
         "--goodput", type=share, default=GOODPUT, metavar="S", help="payload's share of the rate; 0.94, TCP on Ethernet"
@@ -120,9 +127,9 @@ def _run(options: argparse.Namespace) -> int:
             speeds = measured(*overheads()) if options.measure else DEVICES[options.device]
         latency = options.latency_us / 1e6
         link_of = partial(Link.of_rate, latency_seconds=latency, goodput=options.goodput, shares=options.shares)
-        # Over Horovod, which is what a job gets where nothing else was asked for.
         link = network if network is not None and network.ranks == options.ranks else link_of(options.rate)
-        setting = Setting(found, options.ranks, link, speeds, groups=True)
+        over = options.communicator
+        setting = Setting(found, options.ranks, link, speeds, overlap=over not in ASKED, groups=over == "horovod")
         rows = [row | _facts(setting, options) for row in rows_of(setting, methods, link_of)]
         if options.plot:
             _draw(setting, methods, link_of, options)
@@ -182,6 +189,7 @@ def _facts(setting: Setting, options: argparse.Namespace) -> Row:
         "latency_seconds": options.latency_us / 1e6,
         "goodput": options.goodput,
         "link": options.link,
+        "communicator": options.communicator,
         "compute": setting.workload.provenance,
         "speeds": setting.speeds.provenance,
     }
@@ -210,6 +218,7 @@ def _basis(row: Row, speeds: Speeds) -> list[str]:
         f"compute:  {row['compute']}",
         f"local:    {row['speeds']}",
         f"          {speeds}",
-        f"network:  {row['link']}; {goodput:.1f} % of the rate is payload, {latency:.3g} us a message; full both ways",
+        f"network:  over {row['communicator']}, {row['link']}",
+        f"          {goodput:.1f} % of the rate is payload, {latency:.3g} us a message; full both ways",
         "Not in it: what a method costs in accuracy, and what summing costs the processor (docs/tuning.md).",
     ]

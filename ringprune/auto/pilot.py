@@ -13,6 +13,7 @@ from ringprune import arguments
 from ringprune.auto.choice import Auto, names_of
 from ringprune.auto.decision import Option, choose, options, sentence, workload_of
 from ringprune.clock import clock_for
+from ringprune.comm.communicator import ASKED
 from ringprune.errors import CheckpointError
 from ringprune.gradient_mode import GradientMode
 from ringprune.mode import Parts
@@ -259,7 +260,7 @@ class Pilot:
             link,
             self._speeds,
             self._bucket_bytes,
-            settings.overlap,
+            settings.overlap and comm.kind not in ASKED,
             self._groups,
         )
         self._options = options(setting, self._policies)

@@ -12,9 +12,12 @@ from typing import Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-__all__ = ["Ability", "Communicator", "Handle", "Nodes", "Traffic"]
+__all__ = ["ASKED", "Ability", "Communicator", "Handle", "Nodes", "Traffic"]
 
 Ability = Literal["broadcast", "allreduce", "group", "allgather", "alltoall", "shift", "divide"]
+
+ASKED = frozenset({"mpi"})
+"""Kinds of communicators whose messages move on only while somebody asks: what is computed meanwhile hides little."""
 
 CPU = torch.device("cpu")
 

@@ -31,7 +31,7 @@ class Setting:
         link: each rank's.
         speeds: what the exchange costs the processor.
         bucket_bytes: the wrapper's.
-        overlap: exchanges start during backward; else behind it.
+        overlap: exchanges start during backward, and messages go on by themselves; else all is behind it.
         groups: the communicator sums groups of tensors where they are (its ability ``"group"``).
     """
 

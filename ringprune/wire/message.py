@@ -11,7 +11,7 @@ from ringprune.errors import CommunicatorError
 
 __all__ = ["FRAME_BYTES", "WIRE_VERSION", "new_message", "open_message", "seal", "whole_words"]
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 """Compared at the hand-shake, and stands in every frame: ranks of different versions refuse each other."""
 
 FRAME_BYTES = 8

@@ -91,6 +91,16 @@ def test_rows_have_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> No
     assert set(rows(capsys, "1gbit", "--methods", "iwp")[0]) == documented
 
 
+def test_of_mpi_messages_the_backward_pass_hides_none(capsys: pytest.CaptureFixture[str]) -> None:
+    methods = ("--methods", "iwp:density=0.01")
+    by_themselves, asked = rows(capsys, "1gbit", *methods), rows(capsys, "1gbit", *methods, "--communicator", "mpi")
+    assert [row["communicator"] for row in (*by_themselves, *asked)] == ["horovod"] * 2 + ["mpi"] * 2
+    assert by_themselves[0]["seconds"] < asked[0]["seconds"]
+    for row in asked:  # what one bucket needs of the processor still goes on while another one travels
+        parts = row["local_seconds"] + row["network_seconds"]
+        assert max(row["local_seconds"], row["network_seconds"]) < row["exposed_seconds"] <= 1.001 * parts
+
+
 def test_rows_and_pictures_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     picture, file = tmp_path / "a.png", tmp_path / "a.json"
