@@ -129,7 +129,7 @@ def _run(options: argparse.Namespace) -> int:
         link_of = partial(Link.of_rate, latency_seconds=latency, goodput=options.goodput, shares=options.shares)
         link = network if network is not None and network.ranks == options.ranks else link_of(options.rate)
         over = options.communicator
-        setting = Setting(found, options.ranks, link, speeds, overlap=over not in ASKED, groups=over == "horovod")
+        setting = Setting(found, options.ranks, link, speeds, groups=over == "horovod", asked=over in ASKED)
         rows = [row | _facts(setting, options) for row in rows_of(setting, methods, link_of)]
         if options.plot:
             _draw(setting, methods, link_of, options)

@@ -260,8 +260,9 @@ class Pilot:
             link,
             self._speeds,
             self._bucket_bytes,
-            settings.overlap and comm.kind not in ASKED,
+            settings.overlap,
             self._groups,
+            comm.kind in ASKED,
         )
         self._options = options(setting, self._policies)
         self._seconds = {}

@@ -6,6 +6,9 @@ from typing import Any
 
 __all__ = ["CPU", "DEVICES", "GPU", "Speeds"]
 
+KEPT = ("provenance", "shared")
+"""What is no time."""
+
 
 @dataclass(frozen=True)
 class Speeds:
@@ -24,6 +27,7 @@ class Speeds:
         encode_values, decode_values: per value, by format.
         message: per collective: Python's and the library's share.
         tensor: per tensor: hooks, checks, launches.
+        shared: by which factor all of these are longer since ranks share processors and wait for them; 1 where not.
     """
 
     provenance: str
@@ -40,6 +44,7 @@ class Speeds:
     decode_values: Mapping[str, float]
     message: float
     tensor: float
+    shared: float = 1.0
 
     def times(self, factor: float) -> "Speeds":
         """Those of a processor that takes ``factor`` times as long for everything."""
@@ -48,7 +53,7 @@ class Speeds:
             seconds: float | Mapping[str, float] = getattr(self, name)
             return {k: factor * s for k, s in seconds.items()} if isinstance(seconds, Mapping) else factor * seconds
 
-        costs: dict[str, Any] = {field.name: longer(field.name) for field in fields(self) if field.name != "provenance"}
+        costs: dict[str, Any] = {field.name: longer(field.name) for field in fields(self) if field.name not in KEPT}
         return replace(self, provenance=f"{self.provenance}, times {factor:g}", **costs)
 
     def __str__(self) -> str:

@@ -20,6 +20,9 @@ from ringprune.prediction.workload import BUCKET_BYTES, Workload
 
 __all__ = ["Prediction", "Setting", "predict"]
 
+SHARED = 1.5
+"""Ranks that take longer by this factor for waiting on one another's account share their processors."""
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -31,8 +34,9 @@ class Setting:
         link: each rank's.
         speeds: what the exchange costs the processor.
         bucket_bytes: the wrapper's.
-        overlap: exchanges start during backward, and messages go on by themselves; else all is behind it.
+        overlap: exchanges start during backward; else behind it.
         groups: the communicator sums groups of tensors where they are (its ability ``"group"``).
+        asked: messages move on only while the processor has nothing else to do, as MPI's.
     """
 
     workload: Workload
@@ -42,6 +46,7 @@ class Setting:
     bucket_bytes: int = BUCKET_BYTES
     overlap: bool = True
     groups: bool = False
+    asked: bool = False
 
     def plan(self, policy: Policy) -> Plan:
         """The buckets that the wrapper makes of the workload."""
@@ -124,7 +129,7 @@ class _Run:
         self._link, self._ranks = setting.link, setting.ranks
         self._now = self._free = 0.0
         self._done = [0] * len(works)  # turns made
-        self._until = [0.0] * len(works)  # when the message under way is there
+        self._until = [0.0] * (len(works) + 1)  # when the message under way is there; the last is the verdict's
         self._turns: deque[int] = deque()
         self.busy = self.sending = 0.0
 
@@ -136,7 +141,7 @@ class _Run:
         of = {member: i for i, work in enumerate(self._works) for member in work.bucket.members}
         number, started = sum(len(layer.shapes) for layer in layers), 0
         for layer in reversed(layers):
-            self._now += layer.backward_seconds
+            self._compute(layer.backward_seconds)
             for _ in layer.shapes:
                 number -= 1
                 left[of[number]] -= 1
@@ -147,7 +152,8 @@ class _Run:
 
     def afterwards(self) -> float:
         """An exchange with nothing to hide behind, of which the verdict comes first, as in update mode."""
-        self._now = max(self._now, self._send(self.verdict))
+        self._until[-1] = self._send(self.verdict)
+        self._now = max(self._now, self._until[-1])
         for index in range(len(self._works)):
             self._start(index)
         return self._finish(verdict=False)
@@ -165,11 +171,12 @@ class _Run:
     def _finish(self, *, verdict: bool = True) -> float:
         while self._turns:
             self._advance(self._turns.popleft())
-        settled = self._send(self.verdict) if verdict else 0.0
+        if verdict:
+            self._until[-1] = self._send(self.verdict)
         under_way = list(range(len(self._works)))
         while under_way:
             under_way = [index for index in under_way if self._advance(index)]
-        self._now = max(self._now, settled)
+        self._now = max(self._now, self._until[-1])
         for index, work in enumerate(self._works):
             self._now = max(self._now, self._until[index])
             self._spend(work.finish)
@@ -187,9 +194,23 @@ class _Run:
         self._done[index] += 1
         return self._done[index] < len(turns)
 
+    def _compute(self, seconds: float) -> None:
+        if self._setting.asked:
+            self._hold_up(seconds)
+        self._now += seconds
+
     def _spend(self, seconds: float) -> None:
+        # Where ranks share processors, the threads that move messages wait for one as well.
+        if self._setting.asked or self._setting.speeds.shared >= SHARED:
+            self._hold_up(seconds)
         self._now += seconds
         self.busy += seconds
+
+    def _hold_up(self, seconds: float) -> None:
+        """Messages under way stand still for so long."""
+        self._until = [until + seconds if until > self._now else until for until in self._until]
+        if self._free > self._now:
+            self._free += seconds
 
     def _send(self, message: Message) -> float:
         """When it will be there."""

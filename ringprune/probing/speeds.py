@@ -74,7 +74,7 @@ def measured(
         message=message,
         tensor=tensor,
     )
-    return speeds.times(watch.share) if together else speeds
+    return replace(speeds.times(watch.share), shared=watch.share) if together else speeds
 
 
 def measured_together(comm: Communicator, message: float, tensor: float) -> Speeds:

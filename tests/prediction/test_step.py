@@ -50,6 +50,27 @@ def test_a_step_lies_between_the_longest_part_and_all_parts_in_a_row(
     assert found.exposed_seconds == pytest.approx(found.seconds - MODEL.compute_seconds)
 
 
+@given(policies, speeds_of, ranks_of, st.floats(1e6, 1e12))
+@settings(max_examples=60, deadline=None)
+def test_messages_that_somebody_has_to_ask_for_hide_behind_nothing(
+    policy: Policy, speeds: Speeds, ranks: int, rate: float
+) -> None:
+    found = predict(at(Setting(MODEL, ranks, LINK, speeds, BUCKET_BYTES, asked=True), rate), policy)
+    assert found.seconds == pytest.approx(found.compute_seconds + found.local_seconds + found.network_seconds)
+
+
+@given(policies, st.sampled_from([CPU, GPU]), ranks_of, st.floats(1e6, 1e12))
+@settings(max_examples=60, deadline=None)
+def test_where_processors_are_shared_messages_hide_behind_compute_alone(
+    policy: Policy, speeds: Speeds, ranks: int, rate: float
+) -> None:
+    setting = at(Setting(MODEL, ranks, LINK, replace(speeds, shared=2.0), BUCKET_BYTES), rate)
+    found, slack = predict(setting, policy), 1 + 1e-9
+    assert found.local_seconds + max(found.compute_seconds, found.network_seconds) <= found.seconds * slack
+    assert found.seconds <= (found.compute_seconds + found.local_seconds + found.network_seconds) * slack
+    assert replace(speeds, shared=2.0).times(3).shared == 2.0, "no time, and not three times as long"
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 def test_one_rank_has_no_network(policy: Policy) -> None:
     found = predict(Setting(MODEL, 1, Link(1.0), CPU, BUCKET_BYTES), policy)
