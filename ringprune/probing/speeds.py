@@ -66,7 +66,7 @@ def measured(
         whole=passes["whole"] / entries,
         fill=passes["fill"] / entries,
         kept=max(0.0, (taken + written) / (2 * count)),
-        merge=_merge(count, watch),
+        merge=_merge(count, replace(watch, device=CPU)),  # on the host, wherever gradients live
         encode_index=encode_index,
         decode_index=decode_index,
         encode_values=encode_values,
