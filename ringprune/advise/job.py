@@ -44,7 +44,7 @@ def measure_job(*, processors: bool) -> Job:
     try:
         link = probe(comm)
         network = measured_link(comm, KINDS)
-        speeds = measured_together(comm, *overheads()) if processors else None
+        speeds = measured_together(comm, *overheads(together=True)) if processors else None
         return Job(comm.rank, reached(link, network), network, speeds)
     finally:
         comm.close()

@@ -14,14 +14,18 @@ __all__ = ["overheads"]
 TENSORS, STEPS = 32, 25
 
 
-def overheads() -> tuple[float, float]:
-    """Seconds per collective and per tensor: steps on one simulated rank that has next to nothing to exchange."""
-    together, apart = (rp.simulate(1, partial(_steps, bytes_of_bucket))[0] for bytes_of_bucket in (4 * TENSORS, 4))
-    message = max(0.0, (apart - together) / (TENSORS - 1))
-    return message, max(0.0, (together - 2 * message) / TENSORS)
+def overheads(*, together: bool = False) -> tuple[float, float]:
+    """Seconds per collective and per tensor: steps on one simulated rank that has next to nothing to exchange.
+
+    Args:
+        together: as for :func:`ringprune.probing.speeds.seconds_of`.
+    """
+    one, apart = (rp.simulate(1, partial(_steps, size, together))[0] for size in (4 * TENSORS, 4))
+    message = max(0.0, (apart - one) / (TENSORS - 1))
+    return message, max(0.0, (one - 2 * message) / TENSORS)
 
 
-def _steps(bucket_bytes: int, comm: Communicator) -> float:
+def _steps(bucket_bytes: int, together: bool, comm: Communicator) -> float:
     """Median seconds of hooks and step on ``TENSORS`` tensors of one entry, less those of a step without exchange."""
     params = [torch.nn.Parameter(torch.zeros(1, device="cpu")) for _ in range(TENSORS)]
     optimizer = rp.DistributedOptimizer(
@@ -33,7 +37,9 @@ def _steps(bucket_bytes: int, comm: Communicator) -> float:
     )
     others = [torch.nn.Parameter(torch.zeros(1, device="cpu")) for _ in range(TENSORS)]
     plain = torch.optim.SGD(others, lr=0.0)
-    exchanging, alone = seconds_of(STEPS, partial(_step, optimizer, params), partial(_step, plain, others))
+    exchanging, alone = seconds_of(
+        STEPS, partial(_step, optimizer, params), partial(_step, plain, others), together=together
+    )
     optimizer.close()
     return exchanging - alone
 

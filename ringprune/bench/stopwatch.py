@@ -1,7 +1,6 @@
 """Times calls, and tells which times to trust on a machine that others use as well."""
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +18,7 @@ DISTURBED = 0.03
 LEAST = 3
 """Where fewer times count, these many that were disturbed least are taken, and said to be disturbed."""
 
-TASKS = "/proc/self/task"
+TASKS, OWN = "/proc/self/task", "/proc/thread-self/schedstat"
 
 Call = Callable[[], Any]
 
@@ -90,13 +89,11 @@ class WallClock:
 
     def time(self, call: Call) -> tuple[Sample, Any]:
         """The time of ``call``, and what it returned."""
-        before = _waits()
+        waited, own = _waited(), _own_wait()
         start = time.perf_counter()
         result = call()
         seconds = time.perf_counter() - start
-        after, own = _waits(), str(threading.get_native_id())
-        waited = sum(after.values()) - sum(before.values())
-        held_up = after.get(own, 0.0) - before.get(own, 0.0)
+        held_up, waited = _own_wait() - own, _waited() - waited
         return Sample(seconds, waited / max(seconds, 1e-9), min(held_up, seconds)), result
 
 
@@ -119,11 +116,21 @@ def stopwatch(device: torch.device) -> Stopwatch:
     return DeviceClock() if device.type == "cuda" else WallClock()
 
 
-def _waits() -> dict[str, float]:
-    """Seconds that each thread of this process has waited for a CPU so far; none where the system does not tell."""
-    waits = {}
+def _waited() -> float:
+    """Seconds that all threads of this process have waited for a CPU so far; 0 where the system does not tell."""
+    seconds = 0.0
     with suppress(OSError):
         for task in os.listdir(TASKS):
-            with suppress(OSError, ValueError, IndexError), open(f"{TASKS}/{task}/schedstat") as file:
-                waits[task] = int(file.read().split()[1]) / 1e9  # a thread may have ended meanwhile
-    return waits
+            seconds += _wait_of(f"{TASKS}/{task}/schedstat")  # a thread may have ended meanwhile
+    return seconds
+
+
+def _own_wait() -> float:
+    """Seconds that this thread has."""
+    return _wait_of(OWN)
+
+
+def _wait_of(path: str) -> float:
+    with suppress(OSError, ValueError, IndexError), open(path) as file:
+        return int(file.read().split()[1]) / 1e9
+    return 0.0

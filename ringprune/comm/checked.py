@@ -206,8 +206,8 @@ class CheckedCommunicator(ABC):
     def _spreads(self, call: Call, least: int) -> bool:
         """Whether an allgather of ``least`` bytes or more had better be an alltoall; the same on all ranks.
 
-        Every rank then hands its rows to all others itself. The bytes are the same. What Open MPI chooses for long
-        messages, an exchange with one neighbour at a time, takes half as long again (docs/benchmarks.md).
+        Every rank then hands its rows to all others itself. Each sends as many bytes; Open MPI's own allgathers take
+        longer for it (docs/benchmarks.md).
         """
         return self.size > 2 and call.largest_count * call.dtype.itemsize >= least
 

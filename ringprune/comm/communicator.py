@@ -17,7 +17,7 @@ __all__ = ["ASKED", "Ability", "Communicator", "Handle", "Nodes", "Traffic"]
 Ability = Literal["broadcast", "allreduce", "group", "allgather", "alltoall", "shift", "divide"]
 
 ASKED = frozenset({"mpi"})
-"""Kinds of communicators whose messages move on only while somebody asks: what is computed meanwhile hides little."""
+"""Kinds of communicators whose messages move on only while somebody asks: what is computed meanwhile hides none."""
 
 CPU = torch.device("cpu")
 

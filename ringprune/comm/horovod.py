@@ -56,6 +56,8 @@ class HorovodCommunicator(CheckedCommunicator):
         # Counted per process set, since only its ranks make a communicator of it.
         self._number = _made[self._process_set.process_set_id]
         _made[self._process_set.process_set_id] += 1
+        # With several ranks on a host what all hand to all crosses its link again and again.
+        self._spread_out = bool(hvd.mpi_enabled()) and hvd.cross_size() == hvd.size()
         self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (HorovodInternalError, ValueError))
 
     @staticmethod
@@ -122,8 +124,9 @@ class HorovodCommunicator(CheckedCommunicator):
 
     def _copies(self, call: Call) -> bool:
         """Whether an allgather is made as an alltoall of as many copies as there are ranks; the same on all of them."""
-        longest = self.size * max(call.sizes or (0,)) * call.row_numel
-        return bool(hvd.mpi_enabled()) and longest <= LARGEST_COUNT and self._spreads(call, SPREAD_BYTES)
+        copies = self.size * max(call.sizes or (0,)) * call.row_numel
+        few = copies <= min(2 * call.largest_count, LARGEST_COUNT)  # not where one rank has nearly all
+        return self._spread_out and few and self._spreads(call, SPREAD_BYTES)
 
     def _check_support(self, call: Call, tensor: Tensor) -> None:
         known = SUMMED if call.op == "allreduce" else MOVED

@@ -44,11 +44,12 @@ def probe(comm: Communicator, clock: Callable[[], float] = time.perf_counter) ->
 
 def reached(link: Link, found: MeasuredLink) -> Link:
     """The link, with the share of its rate that the longest collectives of each kind have reached."""
-    longest = {kind: points[-1] for kind, points in found.points.items()}
-    shares = {
-        kind: min(1.0, link.seconds(kind, payload, found.ranks) / seconds)
-        for kind, (payload, seconds) in longest.items()
-    }
+    at_once, shares = replace(link, latency_seconds=0.0), {}
+    for kind, points in found.points.items():
+        payload, seconds = points[-1]
+        sending = at_once.seconds(kind, payload, found.ranks)
+        latency = link.seconds(kind, payload, found.ranks) - sending
+        shares[kind] = min(1.0, sending / max(seconds - latency, 1e-9))
     return replace(link, shares=shares)
 
 

@@ -47,6 +47,7 @@ def measured(
         together: all ranks of a job call this at the same time. Where they share processors each waits for one now and
             then, as it will in training: that lengthens everything by the same factor, and memory is as slow as then.
     """
+    together = together and device.type == "cpu"  # passes on a GPU wait for no processor
     watch = _Watch(repetitions, device, together)
     bucket = Bucket(Case("flat", ((entries,),), DENSITY), device, seed=0)
     for _ in range(SETTLING):
@@ -78,7 +79,10 @@ def measured(
 
 
 def measured_together(comm: Communicator, message: float, tensor: float) -> Speeds:
-    """The speeds of a job's ranks, all measured at once; all ranks call this, and get the same: the slowest rank's."""
+    """The speeds of a job's ranks, all measured at once; all ranks call this, and get the same: the slowest rank's.
+
+    ``message`` and ``tensor`` were measured together too, by what ran.
+    """
     own = asdict(measured(message, tensor, together=True))
     reports = [json.loads(text) for text in gather_texts(json.dumps(own), comm, CPU, name="speeds")]
     found = slowest_of(reports)
@@ -109,9 +113,12 @@ def _provenance(device: torch.device) -> str:
     return f"measured now on {processor}, {threads} thread{'s' * (threads > 1)}, load average {os.getloadavg()[0]:.1f}"
 
 
-def seconds_of(repetitions: int, *calls: Call, device: torch.device = CPU) -> list[float]:
-    """Seconds of some calls, taken in turns: the medians of the undisturbed times."""
-    return _Watch(repetitions, device, together=False).seconds_of(*calls)
+def seconds_of(repetitions: int, *calls: Call, together: bool = False) -> list[float]:
+    """Seconds of some calls, taken in turns: the medians of the undisturbed times; ``together`` as for ``measured``.
+
+    Times of ranks that measure together are those in which something ran.
+    """
+    return _Watch(repetitions, CPU, together).seconds_of(*calls)
 
 
 @dataclass

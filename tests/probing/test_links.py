@@ -60,15 +60,19 @@ def test_all_ranks_find_the_same_and_one_alone_has_none() -> None:
 
 @given(
     st.dictionaries(st.sampled_from(KINDS), st.floats(0.01, 1.0), min_size=1),
-    st.floats(1e6, 1e10),
+    st.floats(1e6, 1e9),
+    st.floats(0.0, 1e-4),
     st.integers(2, 9),
 )
-def test_shares_that_collectives_reach_are_found(shares: dict[Kind, float], rate: float, ranks: int) -> None:
-    link = Link(rate, 0.0, shares)
-    points = {kind: tuple((n, link.seconds(kind, n, ranks)) for n in (1e3, 1e6)) for kind in KINDS}
-    found = reached(Link(rate, 0.0), MeasuredLink(points, ranks))
+def test_shares_that_collectives_reach_are_found(
+    shares: dict[Kind, float], rate: float, latency: float, ranks: int
+) -> None:
+    link = Link(rate, latency, shares)
+    # So long that the fewest bytes decide about the algorithm, and not the hops.
+    points = {kind: tuple((n, link.seconds(kind, n, ranks)) for n in (1e3, 1e9)) for kind in KINDS}
+    found = reached(Link(rate, latency), MeasuredLink(points, ranks))
     assert found.bytes_per_second == rate
-    assert found.shares == pytest.approx({kind: shares.get(kind, 1.0) for kind in KINDS})
+    assert found.shares == pytest.approx({kind: shares.get(kind, 1.0) for kind in KINDS}, rel=1e-3)
 
 
 def test_a_collective_faster_than_the_link_reaches_all_of_it() -> None:

@@ -1,5 +1,6 @@
 """A job for what only the horovod communicator promises; on four ranks, two of them in a process set."""
 
+import re
 from functools import partial
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from ringprune.comm import Communicator, connect
+from ringprune.comm.call import Call
 from ringprune.comm.horovod import HorovodCommunicator
 from ringprune.errors import ArgumentTypeError, CommunicatorError, ConfigurationError, UsageError
 from tests.comm.contract import CHECKS
@@ -43,9 +45,28 @@ def errors_of_horovod_name_the_collective(comm: Communicator) -> None:
         comm.allreduce(torch.ones(3 + comm.rank), name="m").wait()
     wrong = [3] * comm.size
     wrong[comm.rank] = 2
-    for row in (1, 1 << 20):  # long ones are alltoalls
-        with pytest.raises(CommunicatorError, match=r'"g" .*expected rows'):
-            comm.allgather(torch.ones(2, row), sizes=wrong, name="g").wait()
+    with pytest.raises(CommunicatorError, match=r'"g" .*expected rows'):
+        comm.allgather(torch.ones(2), sizes=wrong, name="g").wait()
+
+
+def long_allgathers_are_alltoalls_between_hosts(comm: Any) -> None:
+    """Of one rank each; an alltoall tells what came from whom, and an allgather the sum alone."""
+    assert comm._spread_out is (hvd.local_size() == 1)
+    for spread, length, told in ((True, 1 << 20, "[2, 2, 2, 2]"), (True, 1, "8"), (False, 1 << 20, "8")):
+        comm._spread_out = spread
+        wrong = [3] * comm.size
+        wrong[comm.rank] = 2
+        with pytest.raises(CommunicatorError, match=rf'"g" .*expected rows .*got {re.escape(told)}'):
+            comm.allgather(torch.ones(2, length), sizes=wrong, name="g").wait()
+    comm._spread_out = True
+    skewed = [1] * (comm.size - 1) + [3 << 20]  # copies of that on one rank would be too many
+    assert not comm._copies(Call("allgather", "g", torch.float32, (1,), sizes=tuple(skewed)))
+    assert not comm._copies(Call("allgather", "g", torch.float32, (1,), sizes=(1 << 29,) * comm.size)), "MPI's limit"
+    rows = torch.full((1 << 20,), float(comm.rank)).requires_grad_()
+    gathered = comm.allgather(rows, name="g").wait()
+    assert not gathered.requires_grad
+    assert gathered.view(comm.size, -1).tolist() == [[float(rank)] * (1 << 20) for rank in range(comm.size)]
+    comm._spread_out = False
 
 
 def errors_of_groups_name_the_collective(comm: Communicator) -> None:
@@ -95,6 +116,7 @@ if __name__ == "__main__":
         dtypes_that_horovod_refuses_are_named,
         bfloat16_is_moved_as_a_view,
         errors_of_horovod_name_the_collective,
+        long_allgathers_are_alltoalls_between_hosts,
         process_sets_that_do_not_fit_are_refused,
         nodes_need_process_sets,
     ):
