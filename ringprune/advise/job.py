@@ -1,6 +1,7 @@
 """Measures the job that this process is a rank of: links, collectives, and processors where that is asked for."""
 
 from dataclasses import dataclass
+from typing import get_args
 
 from ringprune.advise.overheads import overheads
 from ringprune.comm import connect
@@ -11,7 +12,7 @@ from ringprune.probing.speeds import measured_together
 
 __all__ = ["Job", "measure_job"]
 
-KINDS: tuple[Kind, ...] = ("allreduce", "broadcast", "allgather", "alltoall", "ring")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from ringprune.comm.communicator import Ability
 
-__all__ = ["Call"]
+__all__ = ["LARGEST_COUNT", "Call"]
+
+LARGEST_COUNT = 2**31 - 1  # elements of one buffer over MPI, which counts in C ints
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from horovod.common import process_sets
 from horovod.common.exceptions import HorovodInternalError
 from torch import Tensor
 
-from ringprune.comm.call import Call
+from ringprune.comm.call import LARGEST_COUNT, Call
 from ringprune.comm.checked import CheckedCommunicator
 from ringprune.comm.communicator import Ability, Handle
 from ringprune.comm.waiting import Waiter
@@ -23,7 +23,6 @@ __all__ = ["HorovodCommunicator"]
 
 EAGER_SECONDS = 0.0  # the background thread needs the core more than we do
 
-LARGEST_COUNT = 2**31 - 1  # entries: MPI counts in C ints
 SPREAD_BYTES = 1 << 22
 """Of an allgather that is made as an alltoall, for which Horovod first has to tell all ranks what comes from whom."""
 

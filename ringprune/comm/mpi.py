@@ -12,7 +12,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from ringprune.comm.call import Call
+from ringprune.comm.call import LARGEST_COUNT, Call
 from ringprune.comm.checked import CheckedCommunicator
 from ringprune.comm.communicator import Ability, Handle
 from ringprune.comm.staging import CudaCopies, Staging
@@ -23,7 +23,6 @@ from ringprune.validation import flag
 __all__ = ["MpiCommunicator"]
 
 LAST_SECONDS = 5.0  # for what is still under way at the end of the program
-LARGEST_COUNT = 2**31 - 1  # elements: MPI counts in C ints
 # MPI makes progress while it is asked, so pauses are short; and yet there are some: a rank that keeps asking is short
 # of processor time when its message comes, where others want the core too.
 EAGER_SECONDS = 5e-4

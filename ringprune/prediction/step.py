@@ -127,9 +127,11 @@ class _Run:
     def __init__(self, setting: Setting, works: Sequence[Work], last: Message) -> None:
         self._setting, self._works, self.verdict = setting, works, last
         self._link, self._ranks = setting.link, setting.ranks
-        self._now = self._free = 0.0
+        self._now = 0.0
+        self._held = 0.0  # seconds that messages have stood still: the network's own clock is behind by so much
+        self._free = 0.0  # by that clock, when it has carried all that was sent
         self._done = [0] * len(works)  # turns made
-        self._until = [0.0] * (len(works) + 1)  # when the message under way is there; the last is the verdict's
+        self._until = [0.0] * (len(works) + 1)  # likewise, of the message under way; the last is the verdict's
         self._turns: deque[int] = deque()
         self.busy = self.sending = 0.0
 
@@ -152,8 +154,8 @@ class _Run:
 
     def afterwards(self) -> float:
         """An exchange with nothing to hide behind, of which the verdict comes first, as in update mode."""
-        self._until[-1] = self._send(self.verdict)
-        self._now = max(self._now, self._until[-1])
+        self._send(self.verdict, -1)
+        self._wait_for(-1)
         for index in range(len(self._works)):
             self._start(index)
         return self._finish(verdict=False)
@@ -166,19 +168,19 @@ class _Run:
 
     def _ready(self, index: int) -> bool:
         """Whether the next turn of a bucket needs no waiting; one that has none left holds nobody up."""
-        return self._done[index] == len(self._works[index].turns) or self._until[index] <= self._now
+        return self._done[index] == len(self._works[index].turns) or self._there(index) <= self._now
 
     def _finish(self, *, verdict: bool = True) -> float:
         while self._turns:
             self._advance(self._turns.popleft())
         if verdict:
-            self._until[-1] = self._send(self.verdict)
+            self._send(self.verdict, -1)
         under_way = list(range(len(self._works)))
         while under_way:
             under_way = [index for index in under_way if self._advance(index)]
-        self._now = max(self._now, self._until[-1])
+        self._wait_for(-1)
         for index, work in enumerate(self._works):
-            self._now = max(self._now, self._until[index])
+            self._wait_for(index)
             self._spend(work.finish)
         return self._now
 
@@ -187,34 +189,33 @@ class _Run:
         turns = self._works[index].turns
         if self._done[index] == len(turns):
             return False
-        self._now = max(self._now, self._until[index])
+        self._wait_for(index)
         turn = turns[self._done[index]]
         self._spend(turn.seconds)
-        self._until[index] = self._send(turn.message)
+        self._send(turn.message, index)
         self._done[index] += 1
         return self._done[index] < len(turns)
 
     def _compute(self, seconds: float) -> None:
-        if self._setting.asked:
-            self._hold_up(seconds)
-        self._now += seconds
+        self._pass(seconds, held=self._setting.asked)
 
     def _spend(self, seconds: float) -> None:
         # Where ranks share processors, the threads that move messages wait for one as well.
-        if self._setting.asked or self._setting.speeds.shared >= SHARED:
-            self._hold_up(seconds)
-        self._now += seconds
+        self._pass(seconds, held=self._setting.asked or self._setting.speeds.shared >= SHARED)
         self.busy += seconds
 
-    def _hold_up(self, seconds: float) -> None:
-        """Messages under way stand still for so long."""
-        self._until = [until + seconds if until > self._now else until for until in self._until]
-        if self._free > self._now:
-            self._free += seconds
+    def _pass(self, seconds: float, *, held: bool) -> None:
+        self._now += seconds
+        self._held += seconds if held else 0.0
 
-    def _send(self, message: Message) -> float:
-        """When it will be there."""
+    def _there(self, index: int) -> float:
+        """When a message will be there, if nothing holds it up from now on."""
+        return self._until[index] + self._held
+
+    def _wait_for(self, index: int) -> None:
+        self._now = max(self._now, self._there(index))
+
+    def _send(self, message: Message, index: int) -> None:
         seconds = message.seconds(self._link, self._ranks)
         self.sending += seconds
-        self._free = max(self._free, self._now) + seconds
-        return self._free
+        self._free = self._until[index] = max(self._free, self._now - self._held) + seconds
