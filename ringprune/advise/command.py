@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 from ringprune.advise.figure import RATES, draw
-from ringprune.advise.job import Job, measure_job
+from ringprune.advise.job import Job, Over, likely, measure_job
 from ringprune.advise.known import MODELS, of_entries, workload
 from ringprune.advise.overheads import overheads
 from ringprune.advise.rows import DENSE, METHODS, Row, curve, rows_of
@@ -97,9 +98,9 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     add("--methods", nargs="+", default=METHODS, metavar="M", help="policies; first those that leave least out")
     add(
         "--communicator",
-        choices=("horovod", "torch", "mpi"),
-        default="horovod",
-        help="what training exchanges over; of mpi's messages the backward pass hides none; horovod",
+        choices=get_args(Over),
+        help="what training exchanges over, and --rate here measures; of mpi's messages the backward pass hides none; "
+        "torch under torchrun, else horovod, in a job without it mpi",
     )
     add("--latency-us", type=above_zero, default=1e6 * LATENCY_SECONDS, metavar="US", help="of a message; 50")
     add(
@@ -115,8 +116,9 @@ def _run(options: argparse.Namespace) -> int:
         methods = _methods(options.methods)
         found = _workload(options)
         speeds = network = None
+        over = options.communicator or (likely() if options.rate is HERE else "horovod")
         if options.rate is HERE:
-            job = measure_job(processors=options.measure)
+            job = measure_job(over, processors=options.measure)
             if job.rank:
                 return 0  # rank 0 answers for all
             speeds, network = job.speeds, job.network
@@ -128,9 +130,8 @@ def _run(options: argparse.Namespace) -> int:
         latency = options.latency_us / 1e6
         link_of = partial(Link.of_rate, latency_seconds=latency, goodput=options.goodput, shares=options.shares)
         link = network if network is not None and network.ranks == options.ranks else link_of(options.rate)
-        over = options.communicator
         setting = Setting(found, options.ranks, link, speeds, groups=over == "horovod", asked=over in ASKED)
-        rows = [row | _facts(setting, options) for row in rows_of(setting, methods, link_of)]
+        rows = [row | _facts(setting, over, options) for row in rows_of(setting, methods, link_of)]
         if options.plot:
             _draw(setting, methods, link_of, options)
     except RingPruneError as error:
@@ -154,7 +155,7 @@ def _take_over(job: Job, options: argparse.Namespace) -> None:
     options.rate = 8 * job.link.bytes_per_second / options.goodput
     options.latency_us, options.shares = 1e6 * job.link.latency_seconds, job.link.shares
     shares = ", ".join(f"{kind} {100 * share:.0f} %" for kind, share in job.link.shares.items())
-    options.link = f"measured on {job.network.ranks} ranks over MPI, whose collectives reach of it: {shares}"
+    options.link = f"measured on {job.network.ranks} ranks, whose collectives reach of it: {shares}"
 
 
 def _methods(names: Sequence[str]) -> dict[str, Policy]:
@@ -183,13 +184,13 @@ def _workload(options: argparse.Namespace) -> Workload:
     return found.taking(seconds, f"{options.compute_ms:g} ms as given, over the layers like {found.provenance}")
 
 
-def _facts(setting: Setting, options: argparse.Namespace) -> Row:
+def _facts(setting: Setting, over: Over, options: argparse.Namespace) -> Row:
     return {
         "rate": written_rate(options.rate),
         "latency_seconds": options.latency_us / 1e6,
         "goodput": options.goodput,
         "link": options.link,
-        "communicator": options.communicator,
+        "communicator": over,
         "compute": setting.workload.provenance,
         "speeds": setting.speeds.provenance,
     }

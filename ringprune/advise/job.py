@@ -1,17 +1,24 @@
 """Measures the job that this process is a rank of: links, collectives, and processors where that is asked for."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import get_args
+from importlib.util import find_spec
+from typing import Literal, get_args
 
 from ringprune.advise.overheads import overheads
-from ringprune.comm import connect
+from ringprune.comm.choice import connect, started
+from ringprune.comm.communicator import Communicator
+from ringprune.errors import ConfigurationError, RingPruneError
 from ringprune.prediction import Kind, Link, MeasuredLink, Speeds
 from ringprune.probing.collectives import measured_link
 from ringprune.probing.links import probe, reached
 from ringprune.probing.speeds import measured_together
 
-__all__ = ["Job", "measure_job"]
+__all__ = ["KINDS", "Job", "Over", "likely", "measure_job"]
 
+Over = Literal["horovod", "torch", "mpi"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
@@ -32,20 +39,47 @@ class Job:
     speeds: Speeds | None
 
 
-def measure_job(*, processors: bool) -> Job:
-    """Measure over MPI; all ranks call this.
+def likely() -> Over:
+    """What a job started like this one trains over: torchrun's over torch, others over Horovod if it is there."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return "torch"
+    return "horovod" if find_spec("horovod") else "mpi"
+
+
+def measure_job(over: Over, *, processors: bool) -> Job:
+    """Measure; all ranks call this.
 
     Args:
+        over: the collectives of which library. It is started; torch.distributed with Gloo.
         processors: measure them too, on all ranks at once.
 
     Raises:
-        ConfigurationError: there is one rank.
+        ConfigurationError: there is one rank, or nothing that sends from rank to rank.
+        DependencyError: that library is missing.
+        UsageError: the launcher is not one of that library.
     """
-    comm = connect("mpi")
-    try:
-        link = probe(comm)
-        network = measured_link(comm, KINDS)
+    with started(over) as comm, _messages(comm) as messages:
+        link = probe(messages)
+        kinds = [kind for kind in KINDS if ("shift" if kind == "ring" else kind) in comm.abilities]
+        network = measured_link(comm, kinds)
         speeds = measured_together(comm, *overheads(together=True)) if processors else None
         return Job(comm.rank, reached(link, network), network, speeds)
+
+
+@contextmanager
+def _messages(comm: Communicator) -> Iterator[Communicator]:
+    """What sends from rank to rank: Horovod's ranks do that over MPI."""
+    if "shift" in comm.abilities:
+        yield comm
+        return
+    try:
+        mpi = connect("mpi")
+    except RingPruneError as error:
+        raise ConfigurationError(
+            "--rate here measures links by messages from rank to rank, which Horovod does not have, and MPI is not "
+            f"there ({error}). Start the job with mpirun, or torchrun with --communicator torch, or give the rate"
+        ) from error
+    try:
+        yield mpi
     finally:
-        comm.close()
+        mpi.close()

@@ -3,6 +3,8 @@
 import difflib
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from ringprune.comm.outside import OutsideCommunicator
 from ringprune.errors import ConfigurationError, DependencyError, UsageError
 from ringprune.validation import real_number
 
-__all__ = ["connect", "place_open_mpi"]
+__all__ = ["connect", "place_open_mpi", "started"]
 
 OPTIONS = {
     "horovod": ("process_set", "timeout"),
@@ -62,6 +64,28 @@ def connect(kind: str | None = None, **options: Any) -> Communicator:
     if group is None and comm.size == 1:
         _check_alone(kind)
     return comm
+
+
+@contextmanager
+def started(kind: str) -> Iterator[Communicator]:
+    """A communicator over a library that is started for it, in a program that has not: Horovod, or torch with Gloo.
+
+    Args:
+        kind: as for :func:`connect`.
+
+    Raises:
+        DependencyError: the package for that kind is missing.
+        UsageError: whoever started this process did not start it for that library.
+    """
+    stop = _communicator_class(kind).start()
+    try:
+        comm = connect(kind)
+        try:
+            yield comm
+        finally:
+            comm.close()
+    finally:
+        stop()
 
 
 def _check_alone(kind: str) -> None:

@@ -60,6 +60,12 @@ class HorovodCommunicator(CheckedCommunicator):
         self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (HorovodInternalError, ValueError))
 
     @staticmethod
+    def start() -> Callable[[], None]:
+        """Start Horovod, which stops at the end of the program: until then others may use the MPI that it started."""
+        hvd.init()
+        return lambda: None
+
+    @staticmethod
     def leaves_out(process_set: Any) -> bool:
         """Whether this rank is outside a process set."""
         _check_initialised()

@@ -5,6 +5,7 @@ The one file that imports torch.distributed.
 
 import atexit
 import ctypes
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -77,6 +78,14 @@ class TorchCommunicator(CheckedCommunicator):
         self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (RuntimeError, ValueError))
         self._messages = _Messages()
         _open.add(self)
+
+    @staticmethod
+    def start() -> Callable[[], None]:
+        """Start torch.distributed with Gloo, where a launcher has said who is there."""
+        if not dist.is_available() or dist.is_initialized() or "WORLD_SIZE" not in os.environ:
+            return lambda: None  # connect() says what is missing
+        dist.init_process_group("gloo")
+        return dist.destroy_process_group
 
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
         starters: dict[Ability, Callable[[Call, Tensor, Tensor], list[Any]]] = {

@@ -14,7 +14,7 @@ import ringprune as rp
 from ringprune.advise.job import KINDS
 from ringprune.prediction import Kind, Link, MeasuredLink
 from ringprune.probing.links import probe, reached
-from tests.mpi.launch import run_job
+from tests.mpi.launch import Launcher, run_job
 
 
 class Clocked:
@@ -80,27 +80,33 @@ def test_a_collective_faster_than_the_link_reaches_all_of_it() -> None:
     assert found.shares == {"allreduce": 1.0}
 
 
-def test_a_job_asks_about_its_own_links(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "over", "kinds"),
+    [
+        ("mpirun", "mpi", KINDS),
+        ("horovodrun", "horovod", set(KINDS) - {"ring"}),  # Horovod sends nothing from rank to rank
+        ("torchrun", "torch", KINDS),
+    ],
+)
+def test_a_job_asks_about_what_it_trains_over(tmp_path: Path, launcher: Launcher, over: str, kinds: set[Kind]) -> None:
+    """Until 2026-11-25 answers for Horovod and torch rested on what MPI's collectives took."""
     file = str(tmp_path / "rows.json")
-    job = run_job(
-        "ringprune",
-        "advise",
-        "--model",
-        "resnet18",
-        "--rate",
-        "here",
-        "--measure",
-        "--json",
-        file,
-        np=2,
-        launcher="mpirun",
-        timeout=120,
-    )
+    asked = ["--communicator", over] if over == "mpi" else []  # the others are what such a job has
+    command = ["advise", "--model", "resnet18", "--rate", "here", "--measure", "--json", file, *asked]
+    job = run_job("ringprune", *command, np=2, launcher=launcher, timeout=120)
     assert job.output.count("with 2 ranks") == 1, "one rank answers for all"
     rows = json.loads(Path(file).read_text())
-    assert {row["ranks"] for row in rows} == {2}
-    kinds = ", ".join(rf"{kind} \d+ %" for kind in sorted(KINDS))
+    assert {(row["ranks"], row["communicator"]) for row in rows} == {(2, over)}
+    reached = ", ".join(rf"{kind} \d+ %" for kind in sorted(kinds))
     for row in rows:
-        assert re.fullmatch(f"measured on 2 ranks over MPI, whose collectives reach of it: {kinds}", row["link"])
+        assert re.fullmatch(f"measured on 2 ranks, whose collectives reach of it: {reached}", row["link"])
         assert row["speeds"].endswith(", 2 ranks at once")
     assert torch.tensor([row["seconds"] for row in rows]).isfinite().all()
+
+
+def test_links_of_horovod_without_mpi_are_not_guessed() -> None:
+    command = ["advise", "--model", "resnet18", "--rate", "here"]
+    job = run_job("ringprune", *command, np=2, launcher="horovodrun-gloo", timeout=120, check=False)
+    assert job.returncode
+    assert "which Horovod does not have, and MPI is not there" in job.output
+    assert "--communicator torch" in job.output
