@@ -22,7 +22,7 @@ from exchanges.outside import NOTHING, NOTHING_MEASURED
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ringprune.whole_file import write_whole
+from ringprune.whole_file import write_json
 
 INTERRUPTED = 130  # as shells say it
 
@@ -100,9 +100,8 @@ def _finish(rows: list[Row], options: argparse.Namespace) -> None:
 
 def _write(rows: list[Row], to: str | None) -> None:
     """Rows for programs, those that are there so far: a job takes minutes, and the next one may fail."""
-    if to is None or to == "-":
-        return
-    write_whole(json.dumps(rows, indent=1) + "\n", to)
+    if to != "-":
+        write_json(rows, to)
 
 
 @contextmanager

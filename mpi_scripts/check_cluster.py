@@ -5,7 +5,6 @@ mpirun -np 4 --host a,b,c,d python mpi_scripts/check_cluster.py --json check.jso
 
 import argparse
 import contextlib
-import json
 import os
 import sys
 import traceback
@@ -20,6 +19,7 @@ from mpi4py import MPI
 
 from mpi_scripts.cluster_check import findings, links, ranks, report, selection
 from ringprune.readers import picture
+from ringprune.whole_file import write_json
 
 EPILOG = """\
 Links are measured between hosts, from the first rank of each; where there is one host, between its ranks. Hosts of the
@@ -35,8 +35,7 @@ def main() -> int:
     found = _check(world, options)
     if world.rank == 0:
         print(report.show(found))
-        if options.json:
-            options.json.write_text(json.dumps(found.record, indent=1) + "\n")
+        write_json(found.record, options.json)
         if options.plot:
             from mpi_scripts.cluster_check.picture import draw
 

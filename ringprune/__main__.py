@@ -1,6 +1,7 @@
 """The command line: ``ringprune <command>``, or ``python -m ringprune <command>``."""
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -22,6 +23,9 @@ examples:
   ringprune report run.jsonl      what a run has sent, from the file that ringprune.StatsLog wrote
   ringprune profile train.py      how long each layer of a training script's model takes: the file a replay reads
 """
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,6 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # who reads what is printed has seen enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end of the process, which flushes it
         return 0
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        print(f"ringprune {options.command}: {error}: make room there, and run it again", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("ringprune: stopped", file=sys.stderr)
         return 130

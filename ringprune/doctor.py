@@ -18,6 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ringprune.readers import target
+from ringprune.whole_file import write_json
+
 __all__ = ["Finding", "add_command", "examine", "is_ready", "show"]
 
 SECONDS = 60
@@ -131,20 +134,18 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         epilog="The exit status is 0 when training can start (torch, and Horovod, MPI or torch.distributed), "
         "1 otherwise.",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the findings to FILE for programs; - is standard output")
+    parser.add_argument(
+        "--json", type=target, metavar="FILE", help="write the findings to FILE for programs; - is standard output"
+    )
     parser.set_defaults(run=_run)
 
 
 def _run(options: argparse.Namespace) -> int:
     findings = examine()
     ready = is_ready(findings)
-    text = json.dumps({"ready": ready, "findings": [asdict(finding) for finding in findings]}, indent=1)
-    if options.json == "-":
-        print(text)
-    else:
+    if options.json != "-":
         print(show(findings))
-        if options.json:
-            Path(options.json).write_text(text + "\n")
+    write_json({"ready": ready, "findings": [asdict(finding) for finding in findings]}, options.json)
     return 0 if ready else 1
 
 

@@ -1,9 +1,22 @@
 """Writing a file that nobody sees half written."""
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
-__all__ = ["write_whole"]
+__all__ = ["write_json", "write_whole"]
+
+
+def write_json(what: Any, to: str | Path | None) -> None:
+    """Give programs ``what``: in a file, by ``-`` on standard output, by None nowhere."""
+    if to is None:
+        return
+    text = json.dumps(what, indent=1)
+    if to == "-":
+        print(text)
+    else:
+        write_whole(text + "\n", to)
 
 
 def write_whole(text: str, to: str | Path) -> None:

@@ -5,6 +5,9 @@ import stat
 import threading
 from pathlib import Path
 
+import pytest
+
+from ringprune.__main__ import main
 from ringprune.whole_file import write_whole
 
 
@@ -36,3 +39,13 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     write_whole("rows", pipe)
     reader.join(10)
     assert read == ["rows"] and pipe.is_fifo()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
+@pytest.mark.parametrize("words", [["doctor"], ["advise", "--model", "resnet18", "--ranks", "4", "--rate", "1gbit"]])
+def test_a_full_disk_is_told_in_a_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """It was a traceback."""
+    assert main([*words, "--json", "/dev/full"]) == 1
+    out, err = capsys.readouterr()
+    assert out.count("\n") > 3, "what is for people was shown"
+    assert err.startswith(f"ringprune {words[0]}: [Errno 28]") and err.count("\n") == 1

@@ -1,11 +1,9 @@
 """``ringprune advise``: its options, and what it prints and writes."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import get_args
 
 from ringprune.advise.figure import RATES, draw
@@ -22,6 +20,7 @@ from ringprune.prediction import DEVICES, GOODPUT, LATENCY_SECONDS, Link, Settin
 from ringprune.probing.speeds import measured
 from ringprune.readers import above_zero, at_least, picture, rate, share, target, written_rate
 from ringprune.simulation.spec import parse
+from ringprune.whole_file import write_json
 
 __all__ = ["add_command"]
 
@@ -139,9 +138,7 @@ def _run(options: argparse.Namespace) -> int:
         return 2
     if options.json != "-":
         _show(rows, written_rate(options.rate), speeds)
-    if options.json is not None:
-        text = json.dumps(rows, indent=1)
-        print(text) if options.json == "-" else Path(options.json).write_text(text + "\n")
+    write_json(rows, options.json)
     return 0
 
 

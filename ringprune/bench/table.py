@@ -1,12 +1,11 @@
 """Rows as a table for people or in a file for programs, and a bar that shows how far the measuring is."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ringprune.whole_file import write_whole
+from ringprune.whole_file import write_json
 
 __all__ = ["bar", "plain", "print_table", "show", "write_rows"]
 
@@ -131,10 +130,5 @@ def write_rows(rows: Sequence[Row], to: str | None) -> None:
         rows: what was measured.
         to: a file, ``-`` for standard output, or None for nowhere.
     """
-    if to is None or not rows:
-        return
-    text = json.dumps(rows, indent=1)
-    if to == "-":
-        print(text)
-        return
-    write_whole(text + "\n", to)
+    if rows:
+        write_json(rows, to)

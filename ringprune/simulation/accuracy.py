@@ -1,7 +1,6 @@
 """``ringprune simulate accuracy``: its options, and what it prints and writes."""
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,7 @@ from ringprune.simulation.store import Store
 from ringprune.simulation.study import Study
 from ringprune.simulation.tasks import TASKS
 from ringprune.simulation.workers import make_runs
-from ringprune.whole_file import write_whole
+from ringprune.whole_file import write_json
 
 __all__ = ["add_command"]
 
@@ -121,9 +120,7 @@ def _give(studies: Sequence[Study], records: Mapping[str, Record], options: argp
     """What was asked for: tables, rows, plots, the page."""
     if options.json != "-":
         _show(studies, options.ranks)
-    if options.json is not None:
-        text = json.dumps([row for study in studies for row in rows_of(study)], indent=1)
-        print(text) if options.json == "-" else write_whole(text + "\n", Path(options.json))
+    write_json([row for study in studies for row in rows_of(study)], options.json)
     written = [] if options.plots is None else draw(studies, options.plots)
     written += [] if options.document is None else document(options.document, studies, records)
     if written and options.json != "-":

@@ -1,6 +1,5 @@
 """Writes what the store holds into docs/accuracy.md, between markers, and beside it rows and plots."""
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from ringprune.simulation.log import log, markdown
 from ringprune.simulation.methods import Method
 from ringprune.simulation.rows import rows_of
 from ringprune.simulation.study import Study
-from ringprune.whole_file import write_whole
+from ringprune.whole_file import write_json, write_whole
 
 __all__ = ["document"]
 
@@ -47,7 +46,7 @@ def document(folder: Path, studies: Sequence[Study], records: Mapping[str, Recor
     for name, make in parts.items():
         text = _between(text, name, make(), page)
     write_whole(text, page)
-    write_whole(json.dumps([row for study in studies for row in rows_of(study)], indent=1) + "\n", folder / ROWS)
+    write_json([row for study in studies for row in rows_of(study)], folder / ROWS)
     (folder / IMAGES).mkdir(exist_ok=True)
     return [page, folder / ROWS, *figures.draw(studies, folder / IMAGES)]
 
