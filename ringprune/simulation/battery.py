@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ringprune.simulation.cell import Cell, Record
 from ringprune.simulation.methods import Method
+from ringprune.simulation.rows import left_behind
 from ringprune.simulation.store import Key
 from ringprune.simulation.study import Study
 from ringprune.simulation.tasks import Task
@@ -56,8 +58,9 @@ class Battery:
         return [Study(cell, records) for cell in self.cells]
 
     def plan(self, records: Mapping[str, Record]) -> tuple[Sequence[Key], Ahead]:
-        """The runs wanted now, cell by cell, and what lies ahead."""
+        """The runs wanted now, cell by cell, those that are left behind last, and what lies ahead."""
         studies = self.studies(records)
+        studies = sorted(studies, key=partial(left_behind, studies=studies))
         steps = Counter[str]()
         for study in studies:
             steps[study.cell.task.name] += study.runs_ahead * study.cell.steps

@@ -8,9 +8,12 @@ from typing import Any
 from ringprune.simulation.cell import Runs
 from ringprune.simulation.study import Study
 
-__all__ = ["Paired", "Row", "paired", "rows_of", "standard_error"]
+__all__ = ["Paired", "Row", "left_behind", "paired", "reference_of", "rows_of", "standard_error"]
 
 Row = dict[str, Any]
+
+BEHIND = 3.0
+"""Paired standard errors: with three seeds one in twenty such differences would be chance."""
 
 
 def rows_of(study: Study) -> Iterator[Row]:
@@ -68,3 +71,24 @@ def paired(study: Study, reference: Study) -> Paired | None:
     pairs = zip(study.runs[study.best].records, reference.runs[reference.best].records, strict=False)
     differences = [one["value"] - other["value"] for one, other in pairs]
     return Paired(fmean(differences), standard_error(differences), len(differences))
+
+
+def reference_of(study: Study, studies: Sequence[Study], name: str) -> Study | None:
+    """The cell of a reference that a study is compared with: of the same task, and of the same budget if it has one."""
+    same = [s for s in studies if s.cell.task is study.cell.task and s.cell.method.name == name]
+    return next((s for s in same if s.cell.budget in (1.0, study.cell.budget)), None)
+
+
+def left_behind(study: Study, studies: Sequence[Study]) -> bool:
+    """Whether a method was worse with more bytes already than ``iwp`` with those of this cell.
+
+    Worse by more than ``BEHIND`` paired standard errors. That it would be better with fewer bytes nobody expects; the
+    cell is left for last.
+    """
+    iwp = reference_of(study, studies, "iwp")
+    if iwp is None or study.cell.method.name in ("iwp", "dense"):
+        return False
+    sign = -1 if study.cell.task.higher_is_better else 1
+    same = [s for s in studies if s.cell.task is study.cell.task and s.cell.method.name == study.cell.method.name]
+    found = [paired(other, iwp) for other in same if other.cell.budget > study.cell.budget]
+    return any(each and each.error is not None and sign * each.difference > BEHIND * each.error for each in found)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from ringprune.simulation.methods import budget_name
-from ringprune.simulation.rows import paired, rows_of
+from ringprune.simulation.rows import left_behind, paired, reference_of, rows_of
 from ringprune.simulation.study import Study
 
 __all__ = ["REFERENCES", "front", "lines"]
@@ -43,12 +43,6 @@ def _line(study: Study, studies: Sequence[Study]) -> list[str]:
     ]
 
 
-def reference_of(study: Study, studies: Sequence[Study], name: str) -> Study | None:
-    """The cell of a reference that a study is compared with: of the same task, and of the same budget if it has one."""
-    same = [s for s in studies if s.cell.task is study.cell.task and s.cell.method.name == name]
-    return next((s for s in same if s.cell.budget in (1.0, study.cell.budget)), None)
-
-
 def _difference(study: Study, reference: Study | None, digits: int) -> str:
     found = None if reference is None or reference is study else paired(study, reference)
     return "" if found is None else _with_error(found.difference, found.error, digits, sign="+")
@@ -68,13 +62,17 @@ def front(studies: Sequence[Study]) -> Iterator[str]:
         others = [study for study in studies if _competes(study, iwp)]
         done = [study for study in others if study.best is not None or study.reason is not None]
         beaten = [text for study in done if (text := _beats(study, iwp))]
+        behind = [study for study in others if study not in done and left_behind(study, studies)]
         of = f"of {len(others)} cells with no more bytes {len(done)} are finished"
+        if behind:
+            of += f", and {len(behind)} are of methods that were worse with more bytes"
         if beaten:
             yield f"{where}: iwp is beaten by {', '.join(beaten)}; {of}"
-        elif others and len(done) == len(others):
-            yield f"{where}: iwp is on the Pareto front"
+        elif others and len(done) + len(behind) == len(others):
+            yield f"{where}: iwp is on the Pareto front" + (f"; {of}" if behind else "")
         else:
-            yield f"{where}: " + (f"iwp is not beaten; {of}" if done else f"nothing to compare iwp with; {of}")
+            compared = done or behind
+            yield f"{where}: " + (f"iwp is not beaten; {of}" if compared else f"nothing to compare iwp with; {of}")
 
 
 def _competes(study: Study, iwp: Study) -> bool:

@@ -19,7 +19,7 @@ from ringprune.simulation.battery import Battery
 from ringprune.simulation.document import document
 from ringprune.simulation.log import log
 from ringprune.simulation.methods import BUDGETS, Method, budget_name, methods
-from ringprune.simulation.rows import rows_of
+from ringprune.simulation.rows import left_behind, rows_of
 from ringprune.simulation.store import Key, Store
 from ringprune.simulation.table import front
 from ringprune.simulation.tasks import TASKS, Task
@@ -303,6 +303,39 @@ def test_iwp_is_on_the_front_only_of_what_is_finished() -> None:
     assert list(front(cells({"iwp": [1.0, 2.0], "dgc": [1.5, 2.6]}))) == [
         "tiny at 1/4: iwp is beaten by dgc at 1/4 by 0.5500; of 1 cells with no more bytes 1 are finished"
     ]
+
+
+def with_budgets(values: dict[tuple[str, float], list[float] | None]) -> list[Any]:
+    """As :func:`cells`, of several budgets."""
+    made = []
+    for (name, budget), seeds in values.items():
+        (one,) = cells({name: seeds})
+        one.cell.budget = budget
+        made.append(one)
+    for one in made[1:]:
+        one.cell.task = made[0].cell.task
+    return made
+
+
+def test_a_method_that_is_worse_with_more_bytes_is_counted_apart() -> None:
+    iwp: dict[tuple[str, float], list[float] | None] = {("iwp", 0.25): [3.0, 3.1], ("iwp", 0.125): [2.0, 2.1]}
+    worse = with_budgets(iwp | {("dgc", 0.25): [1.0, 1.11], ("dgc", 0.125): None})
+    assert [left_behind(study, worse) for study in worse] == [False, False, False, True]
+    assert list(front(worse)) == [
+        "tiny at 1/4: iwp is on the Pareto front; of 2 cells with no more bytes 1 are finished, and 1 are of methods "
+        "that were worse with more bytes",
+        "tiny at 1/8: iwp is on the Pareto front; of 1 cells with no more bytes 0 are finished, and 1 are of methods "
+        "that were worse with more bytes",
+    ]
+    for close in (
+        [2.5, 2.6],
+        [1.9, 2.06],
+        [1.0, 2.8],
+        [1.0],
+    ):  # better than half the bytes' iwp, by chance, or one seed
+        near = with_budgets(iwp | {("dgc", 0.25): close, ("dgc", 0.125): None})
+        assert not any(left_behind(study, near) for study in near)
+        assert list(front(near))[1].startswith("tiny at 1/8: nothing to compare iwp with")
 
 
 def test_a_difference_of_one_standard_error_is_no_defeat() -> None:
