@@ -9,8 +9,8 @@ import torch
 
 __all__ = ["POLICIES", "clip_and_step", "distribute", "shared_weights"]
 
-POLICIES = ("horovod-fp32", "horovod-fp16", "dense", "iwp", "auto")
-LOCALLY_CLIPPED = ("iwp", "auto")
+POLICIES = ("horovod-fp32", "horovod-fp16", "dense", "iwp", "recommended", "auto")
+CLIPS = ("iwp", "auto")
 
 
 def distribute(
@@ -35,6 +35,8 @@ def distribute(
         policy = rp.IWP(
             density=args.density, roots=args.roots, warmup=warmup, clip_norm=args.clip, local_steps=args.local_steps
         )
+    elif args.policy == "recommended":
+        policy = rp.recommended(optimizer)
     elif args.policy == "auto":
         packed = rp.IWP(density=args.density, roots=args.roots, clip_norm_per_tensor=args.clip)
         policy = rp.Auto((replace(rp.Dense(), clipping=packed.clipping), packed))
@@ -54,7 +56,11 @@ def clip_and_step(optimizer: torch.optim.Optimizer, model: torch.nn.Module, args
     Averaged gradients are clipped between ``synchronize()`` and ``step()``. A policy that keeps part of the gradient
     back has to clip before it does so, on each rank: IWP was told the bound at construction.
     """
-    if args.clip is None or args.policy in LOCALLY_CLIPPED:
+    if args.clip is None or args.policy in CLIPS:
+        optimizer.step()
+        return
+    if args.policy == "recommended":  # each rank steps on its own gradients, and exchanges what its weights moved by
+        torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
         optimizer.step()
         return
     optimizer.synchronize()

@@ -13,7 +13,12 @@ __all__ = ["draw"]
 
 TITLES = {"digits": "Handwritten digits, convolutional network", "charlm": "Python source text, character LSTM"}
 
-COLOURS = {"horovod-fp32": "#444444", "horovod-fp16": "#d98200", "ringprune:iwp": "#0b6fb8"}
+COLOURS = {
+    "horovod-fp32": "#444444",
+    "horovod-fp16": "#d98200",
+    "ringprune:iwp": "#0b6fb8",
+    "ringprune:recommended": "#2a9d4a",
+}
 STYLES = {"horovod-fp16": (0, (4, 2))}
 
 

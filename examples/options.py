@@ -16,6 +16,7 @@ policies:
   horovod-fp16   the same with hvd.Compression.fp16
   dense          ringprune.DistributedOptimizer, everything sent: the results of horovod-fp32
   iwp            ringprune.DistributedOptimizer, importance weighted pruning: rp.IWP(--density, ...), of gradients
+  recommended    rp.recommended(optimizer), what policy="iwp" of the library means: local steps, and what they moved
   auto           whichever of dense and iwp (without warm-up) is faster on this network, by measurement
 
 examples:

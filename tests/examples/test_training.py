@@ -122,10 +122,11 @@ def assert_equal(one: Any, two: Any) -> None:
         assert one == two
 
 
-def test_charlm_on_one_rank_without_a_launcher(tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["iwp", "recommended"])
+def test_charlm_on_one_rank_without_a_launcher(tmp_path: Path, policy: str) -> None:
     for number in range(2):
         (tmp_path / f"{number}.py").write_text("for i in range(10):\n    print(i)\n" * 40)
-    said = alone("train_charlm.py", "--steps", "3", "--data", tmp_path, "--policy", "iwp")
+    said = alone("train_charlm.py", "--steps", "3", "--data", tmp_path, "--policy", policy)
     assert "validation loss" in said
 
 
@@ -145,9 +146,9 @@ def test_demo_writes_rows_and_figures(tmp_path: Path) -> None:
     folders = ("--out", tmp_path / "a b" / "demo", "--logs", tmp_path / "a b" / "logs")
     said = alone("demo.py", "--tasks", "digits", "--steps", "6", *folders)
     rows = json.loads((tmp_path / "a b" / "demo" / "results.json").read_text())
-    assert [row["method"] for row in rows] == ["horovod-fp32", "horovod-fp16", "ringprune:iwp"]
+    assert [row["method"] for row in rows] == ["horovod-fp32", "horovod-fp16", "ringprune:iwp", "ringprune:recommended"]
     assert all(set(row) >= KEYS for row in rows)
-    assert "ringprune:iwp" in said
+    assert "ringprune:iwp" in said and "ringprune:recommended" in said
     assert (tmp_path / "a b" / "demo" / "loss_vs_bytes.png").exists()
 
 
