@@ -1,6 +1,7 @@
-"""The parts of gpu_check.sh that are written in Python; they need torch and nothing else.
+"""The parts of gpu_check.sh that are written in Python.
 
 python mpi_scripts/gpu_check.py device            what is here; status 3 where there is no GPU, or none for torch
+python mpi_scripts/gpu_check.py packages          what is missing to build and run; status 1 where something is
 python mpi_scripts/gpu_check.py ops [--small]     every op on the GPU gives the bits that it gives on the CPU
 python mpi_scripts/gpu_check.py train             two simulated ranks train on the GPU as they do on the CPU
 python mpi_scripts/gpu_check.py copies            tensors come through host memory whole while the GPU is busy
@@ -8,7 +9,8 @@ python mpi_scripts/gpu_check.py copies            tensors come through host memo
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,6 +39,21 @@ def check_device() -> int:
         return NO_GPU
     print(f"gpu check: {torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda}")
     return 0
+
+
+def check_packages(needed: Mapping[str, int]) -> int:
+    """Name in one line the packages that are missing, or older than the version needed."""
+    missing = []
+    for name, least in needed.items():
+        try:
+            fits = int(metadata.version(name).split(".")[0]) >= least
+        except metadata.PackageNotFoundError:
+            fits = False
+        if not fits:
+            missing.append(f"{name}>={least}" if least else name)
+    if missing:
+        print(f"gpu check: nothing can be built or run without {', '.join(missing)}")
+    return int(bool(missing))
 
 
 def shifted(tensor: Tensor, entries: int) -> Tensor:
@@ -211,12 +228,14 @@ def check_copies() -> int:
 def main() -> int:
     """Run one part."""
     parser = argparse.ArgumentParser(description="Parts of gpu_check.sh.")
-    parser.add_argument("part", choices=["device", "ops", "train", "copies"])
+    parser.add_argument("part", choices=["device", "packages", "ops", "train", "copies"])
     parser.add_argument("--small", action="store_true", help="little work, for compute-sanitizer")
     parser.add_argument("--device", default="cuda", help="what is compared with the CPU (cpu: a test of this file)")
     arguments = parser.parse_args()
     if arguments.part == "device":
         return check_device()
+    if arguments.part == "packages":
+        return check_packages({"setuptools": 77, "numpy": 0, "numba": 0})
     if arguments.part == "copies":
         return check_copies()
     return check_ops(arguments.device, arguments.small) if arguments.part == "ops" else check_train(arguments.device)

@@ -2,8 +2,8 @@
 # Checks RingPrune on a machine with an NVIDIA GPU:  PYTHON=python3.12 mpi_scripts/gpu_check.sh [folder for results]
 # Without PYTHON it is .venv's, where there is one, otherwise python3.
 #
-# Needs a Python with torch built for CUDA, setuptools, and nvcc. What else is missing is said in one line, and what
-# needs it is skipped: ninja, pytest and hypothesis (tests), compute-sanitizer. Neither Horovod, MPI nor a network is
+# Needs a Python with torch built for CUDA, setuptools >= 77, numpy and numba, and nvcc. What else is missing is said in
+# one line, and what needs it is skipped: ninja, pytest and hypothesis (tests), compute-sanitizer. Neither Horovod, MPI nor a network is
 # needed. The extension is built in a copy that is deleted afterwards. A table comes last. At most 8 minutes.
 #
 # Exit status: 0 all that ran is well; 1 something failed; 3 no torch with CUDA or no GPU, nothing was checked.
@@ -73,8 +73,7 @@ export PYTHONPATH="$scratch" PYTHONDONTWRITEBYTECODE=1
 TORCH_CUDA_ARCH_LIST=$("$python" -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())')
 export TORCH_CUDA_ARCH_LIST
 has ninja || command -v ninja >/dev/null || echo "gpu check: no ninja, so the sources are compiled one by one"
-if ! has setuptools; then
-    echo "gpu check: no setuptools, so nothing can be built"
+if ! "$python" -W ignore mpi_scripts/gpu_check.py packages; then
     record build FAILED
 elif step build 300 env RINGPRUNE_BUILD=cuda RINGPRUNE_NATIVE=off "$python" -W ignore setup.py -q build_ext --inplace; then
     export RINGPRUNE_NATIVE=require

@@ -107,7 +107,8 @@ def check_optimizer(optimizer: Any, policy: Policy) -> torch.optim.Optimizer:
         if isinstance(optimizer, list):  # what Horovod's wrapper hands to the class that it derives from
             found = "a list of param groups, as from hvd.DistributedOptimizer around this one"
         elif isinstance(optimizer, type) or not hasattr(optimizer, "param_groups"):
-            found = f"{optimizer!r:.60}"
+            kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+            found = f"{'the class' if kind is optimizer else 'a'} {kind.__module__}.{kind.__qualname__}"
         else:
             found = f"a {type(optimizer).__module__}.{type(optimizer).__name__}"
         raise ArgumentTypeError(f"optimizer is {found}: the plain torch.optim.Optimizer is wanted, wrapped once")
@@ -241,6 +242,7 @@ def name_parameters(
         if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) and torch.is_tensor(pair[1])):
             raise ArgumentTypeError(
                 f"named_parameters holds {type(pair).__name__}: (name, parameter) pairs, as named_parameters() gives"
+                + (", or the items() of a dict" if isinstance(named_parameters, dict) else "")
             )
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})

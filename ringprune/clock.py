@@ -34,17 +34,24 @@ class CpuClock:
 
 
 class CudaClock:
-    """Time of the GPU: moments are events in the current stream, so that nothing waits before :meth:`since`."""
+    """Time of a GPU: moments are events in its current stream, so that nothing waits before :meth:`since`.
+
+    Args:
+        device: which; None is the current one.
+    """
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        self._device = device
 
     def now(self) -> Any:
         """This moment, as the GPU will come to it."""
         event: Any = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))  # not the current device's: it may be another
         return event
 
     def since(self, start: Any, moments: Iterable[Any]) -> list[float]:
         """Milliseconds from ``start`` to each, after one synchronisation."""
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
         return [float(start.elapsed_time(moment)) for moment in moments]
 
 
@@ -57,9 +64,10 @@ def clock_for(devices: Iterable[torch.device]) -> Clock:
     Raises:
         ConfigurationError: other devices than CPU and CUDA, or several GPUs.
     """
-    kinds = {str(device) for device in devices if device.type != "cpu"}
-    if not kinds:
+    others = {device for device in devices if device.type != "cpu"}
+    if not others:
         return CpuClock()
-    if len(kinds) > 1 or not all(kind.startswith("cuda") for kind in kinds):
-        raise ConfigurationError(f"parameters are on {', '.join(sorted(kinds))}: one CUDA GPU or the CPU can be timed")
-    return CudaClock()
+    if len(others) > 1 or not all(device.type == "cuda" for device in others):
+        names = ", ".join(sorted(map(str, others)))
+        raise ConfigurationError(f"parameters are on {names}: one CUDA GPU or the CPU can be timed")
+    return CudaClock(*others)

@@ -314,7 +314,7 @@ class DDPHook:
         facts += [f"parameter {i} is {spec}" for i, spec in enumerate(specs)]
         facts += [f"bucket {bucket.index} is {bucket.route}: parameters {bucket.members}" for bucket in buckets]
         self._plan = Plan(tuple(specs), buckets, tuple(facts))
-        device = self._params[0].device
+        device = self._comm.message_device(self._params[0].device)
         if self._exchange is None:
             self._metrics = Metrics(self._comm.traffic, self._plan.numel)
             nonfinite = "skip" if self._scale.enabled else "raise"

@@ -1,12 +1,13 @@
 """Gradient mode: gradients go into the exchange during backward, averages come out in ``param.grad``."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
 
 from ringprune import momentum
+from ringprune.averages import Averages
 from ringprune.checkpoint import Origin, divide_sums
 from ringprune.embedding import any_embeddings
 from ringprune.errors import NonFiniteGradientError, RankMismatchError, UsageError
@@ -39,6 +40,8 @@ class GradientMode(Mode):
         self._specs, self._packed = parts.specs, [policy.routing.packed(spec) for spec in parts.specs]
         self._held: list[int] = []  # buckets that are full and wait for the end of the backward pass
         self._taken = Taken(parts.params)
+        pruned = policy.density.target < 1 and not parts.scale.enabled  # a scaler divides averages by its scale
+        self._averages = Averages(parts.params, [i for i, packed in enumerate(self._packed) if packed and pruned])
         self._all_keep, self._average = parts.nodes is None, parts.settings.mean.average
         takes_over = momentum.takes_over(parts.inner, policy.correction)
         super().__init__(parts, self._in_pieces(parts.params), velocity=takes_over, spare=self._overlap)
@@ -105,7 +108,7 @@ class GradientMode(Mode):
                 f"the gradient of {self._specs[i].name!r} was changed between backward() and step(), or by a hook that "
                 "was registered after the optimizer was wrapped, while it was exchanged. To clip each rank's own, wrap "
                 "with overlap=False, or let the policy clip where it can (clip_norm of IWP, clip_norm_per_tensor of "
-                "IWP, DGC and OkTopk); change averages between synchronize() and step()"
+                "IWP, DGC and OkTopk). Averages of what is sent whole may be changed between synchronize() and step()"
             )
         self._taken.forget()
 
@@ -191,10 +194,9 @@ class GradientMode(Mode):
         finally:
             self._verdict.clear()
         if self.timeline is not None:
-            if made:
-                self.timeline.exchanged()
-            else:
-                self.timeline.again()
+            (self.timeline.exchanged if made else self.timeline.again)()
+        if made and not stepping:
+            self._averages.written()
         return made
 
     def _finish_overlapped(self) -> bool:
@@ -267,7 +269,8 @@ class GradientMode(Mode):
 
     def step(self) -> None:
         """Let the wrapped optimizer step on the averages."""
-        self.metrics.steps += 1
+        self._stepped()
+        self._averages.used(tell=self._comm.rank == 0)
         if self._momentum is not None:
             if self.timeline is not None:
                 self.timeline.exchange()
@@ -279,10 +282,7 @@ class GradientMode(Mode):
         self.exchange.look_ahead()
 
     def _inner_step(self) -> None:
-        if self._momentum is None:
-            self._inner.step()
-            return
-        with self._momentum.taken_over():
+        with nullcontext() if self._momentum is None else self._momentum.taken_over():
             self._inner.step()
 
     def initialise(self) -> None:
@@ -339,7 +339,8 @@ class GradientMode(Mode):
         if any(rate == 0 for rate in rates):
             raise UsageError("flush() at learning rate 0 would lose what was held back: call it before a rate is 0")
         if self._comm.rank == 0:
-            tell_of_rates(groups[spec.group] for spec, kept in zip(self._specs, keeps, strict=True) if kept)
+            kept_of = {spec.group for spec, kept in zip(self._specs, keeps, strict=True) if kept}
+            tell_of_rates([groups[i] for i in kept_of], [self._highest.get(i, 0.0) for i in kept_of])
         for kept, param in zip(keeps, self.params, strict=True):
             param.grad = torch.zeros_like(param, memory_format=torch.contiguous_format) if kept else None
         for embedding in self.embeddings.values():

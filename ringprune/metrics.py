@@ -154,6 +154,8 @@ class Metrics:
             **{f"bytes_{content}": total.sent[content] for content in CONTENTS},
             "bytes_inside_node": 0.0 if self._local is None else self._local.bytes_sent,
             "dense_equivalent_bytes": total.dense_sent,
+            "steady_bytes_sent": sum(steady.sent.values()),
+            "steady_dense_equivalent_bytes": steady.dense_sent,
             "wire_ratio": total.ratio(size),
             "steady_wire_ratio": steady.ratio(size),
             "value_ratio": total.ratio(size, ("values", "dense")),

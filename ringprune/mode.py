@@ -123,9 +123,10 @@ class Mode(ABC):
         self.plan, self.params, self.scale = plan, parts.params, parts.scale
         self._inner, self._policy, self._comm = parts.inner, parts.policy, comm
         self.embeddings = parts.embeddings
+        self._highest: dict[int, float] = {}  # of the learning rates, by param group
         self._known = {id(param) for param in self.updated}
         self.metrics = parts.metrics or Metrics(comm.traffic, plan.numel, nodes)
-        device = parts.params[0].device if parts.params else torch.device("cpu")
+        device = comm.message_device(parts.params[0].device if parts.params else torch.device("cpu"))
         self._verdict = Verdict(comm, self.metrics, device, settings.nonfinite, expected=parts.scale.enabled)
         self.exchange = Exchange(
             plan,
@@ -211,6 +212,13 @@ class Mode(ABC):
     def updated(self) -> list[Tensor]:
         """Everything whose gradient the wrapped optimizer steps on: what is exchanged, and this rank's own rows."""
         return [*self.params, *(embedding.weight for embedding in self.embeddings.values())]
+
+    def _stepped(self) -> None:
+        """A step is made: count it, and note how high the learning rates are."""
+        self.metrics.steps += 1
+        for number, group in enumerate(self._inner.param_groups):
+            if isinstance(rate := group.get("lr"), float):  # what is a tensor may be on a GPU, to be waited for
+                self._highest[number] = max(self._highest.get(number, 0.0), rate)
 
     # -- findings -----------------------------------------------------------------------------------------------------
 
@@ -328,14 +336,20 @@ def _entries(grad: Tensor) -> Tensor:
     return grad._values() if grad.is_sparse else grad  # not coalesced: NaN is NaN in any order
 
 
-def tell_of_rates(groups: Iterable[Mapping[str, Any]]) -> None:
-    """Warn where ``groups`` are about to make a step of all that was kept back at a rate as high as in training."""
-    rates = [(float(group["lr"]), group) for group in groups if group.get("lr") is not None]
-    high = [rate for rate, group in rates if rate > HARMLESS * float(group.get("initial_lr", rate))]
+def tell_of_rates(groups: Iterable[Mapping[str, Any]], highest: Iterable[float]) -> None:
+    """Warn where ``groups`` are about to make a step of all that was kept back at a rate as high as in training.
+
+    Args:
+        groups: param groups.
+        highest: the highest rate that each has stepped with; 0 where nobody knows.
+    """
+    seen = zip(groups, highest, strict=True)
+    rates = [(float(group["lr"]), group, most) for group, most in seen if group.get("lr") is not None]
+    high = [rate for rate, group, most in rates if rate > HARMLESS * max(most, float(group.get("initial_lr", rate)))]
     if high:
         _log.warning(
             "flush() makes one step of all that was kept back, at learning rate %g. Unless the rate has fallen far "
-            "below its first, to a tenth or less by a schedule of torch, that step is far larger than others and can "
-            "cost accuracy: compare before and after. Running statistics of BatchNorm are those of before it",
+            "below its highest, to a tenth or less, that step is far larger than others and can cost accuracy: compare "
+            "before and after. Running statistics of BatchNorm are those of before it",
             max(high),
         )

@@ -71,7 +71,8 @@ class PriorityMode(GradientMode):
                 self._buckets_of[i].append(index)
         device = self.params[0].device if self.params else torch.device("cpu")
         nbytes = [_wire_bytes(bucket, parts.policy) for bucket in buckets]
-        dispatch = Dispatch(parts.comm, self.exchange, self.metrics, schedule, nbytes, device)
+        messages = parts.comm.message_device(device)
+        dispatch = Dispatch(parts.comm, self.exchange, self.metrics, schedule, nbytes, messages)
         # Simulated ranks are threads already, and nothing travels there.
         threaded = parts.comm.kind != "simulated" and parts.comm.threads
         self._driver = Driver(dispatch, device, threaded=threaded)
@@ -218,7 +219,7 @@ class PriorityMode(GradientMode):
     def step(self) -> None:
         """Note what the step is to be made with; layers make it when they are needed."""
         if self._unfinished:
-            self.metrics.steps += 1
+            self._stepped()
             self._steps.remember()
             # A scheduler of the wrapped optimizer asks whether that has made a step.
             self._inner._opt_called = True  # type: ignore[attr-defined]  # private to torch
@@ -262,6 +263,7 @@ class PriorityMode(GradientMode):
                 bucket = self.plan.buckets[index]
                 pieces = [self._pieces[i] for i in bucket.members]
                 self.exchange.finish_one(index, [self._part(self._outputs[p.param], p) for p in pieces])
+                self._driver.follow()  # the thread may get the memory of what has just been read
             self._unfinished.discard(index)
             for i in self._params_of[index]:
                 self._left[i] -= 1

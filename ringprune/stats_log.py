@@ -88,7 +88,8 @@ class StatsLog:
             self._file = Path(path).open("w" if before is None else "a")  # noqa: SIM115 - until close()
         except OSError as error:
             raise ConfigurationError(f"path={str(path)!r}: {error.strerror}") from error
-        self._calls, self._written = 0 if before is None else before["calls"], -1
+        self._calls = 0 if before is None else before["calls"]
+        self._written: tuple[int, dict[str, float]] = (-1, {})
         self._last: dict[str, float | Tensor] = {}
         self._started = time.monotonic() - (0.0 if before is None else before["elapsed_seconds"])
         self._write()
@@ -112,7 +113,7 @@ class StatsLog:
         """Write the last line, and close the file."""
         if not self._file.closed:
             with self._file:
-                if self._calls != self._written:
+                if self._written != (self._calls, self._numbers()):  # a flush sends without a step
                     self._write()
 
     def __enter__(self) -> "StatsLog":
@@ -121,14 +122,17 @@ class StatsLog:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
 
+    def _numbers(self) -> dict[str, float]:
+        return {name: number for name, number in scalars(self._optimizer.stats()).items() if math.isfinite(number)}
+
     def _write(self) -> None:
-        numbers = {name: number for name, number in scalars(self._optimizer.stats()).items() if math.isfinite(number)}
+        numbers = self._numbers()
         values = {name: float(value) for name, value in self._last.items()}  # waits for a GPU only here
         head = {"calls": self._calls, "elapsed_seconds": time.monotonic() - self._started}
         kept = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
         self._file.write(json.dumps({**head, "values": kept, "stats": numbers}) + "\n")
         self._file.flush()  # a run that is killed has what it had
-        self._written = self._calls
+        self._written = self._calls, numbers
         if self._writer is not None:
             for name, number in (numbers | values).items():
                 self._writer.add_scalar(f"ringprune/{name}", number, self._calls)

@@ -102,7 +102,7 @@ class UpdateMode(Mode):
             self.metrics.skipped_steps += 1
         else:
             self._step_alone(loss_scale)
-            self.metrics.steps += 1
+            self._stepped()
         if self._momentum is not None:
             self._momentum.stepped()
         self._interval.stepped(self._inner.param_groups)
@@ -300,7 +300,8 @@ class UpdateMode(Mode):
         self.exchange.flush(averages)
         self._outer.apply(averages, coasting=False)
         with self.metrics.sending("headers"):
-            self._interval.agree(self._comm, averages[0].device if averages else torch.device("cpu"))
+            device = averages[0].device if averages else torch.device("cpu")
+            self._interval.agree(self._comm, self._comm.message_device(device))
         if self._momentum is not None:
             self._momentum.exchanged_all()
         self._restore()

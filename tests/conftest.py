@@ -29,6 +29,7 @@ _WITH_RANKS = (
 """Tests whose jobs have several processes: two of those at a time would be too many for two cores."""
 
 
+@pytest.hookimpl(optionalhook=True)  # pytest also runs without xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Tests with jobs of several processes all go to one worker; any other goes where there is room."""
     # xdist 3.8 has a mark for this, which pytest 9.2 does not show it.

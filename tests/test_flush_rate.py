@@ -38,6 +38,22 @@ def test_nobody_warns_where_the_rate_has_fallen(caplog: pytest.LogCaptureFixture
     assert not told(caplog, rp.IWP(0.05), 0.1)
 
 
+def test_a_rate_that_the_loop_has_lowered_itself_has_fallen(caplog: pytest.LogCaptureFixture) -> None:
+    """Without a schedule of torch nobody knew what the rate had been."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.IWP(0.05))
+        run(model, optimizer, comm.rank, 2)
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.01
+        optimizer.flush()
+
+    with caplog.at_level(logging.WARNING, "ringprune"):
+        rp.simulate(2, rank)
+    assert not [record for record in caplog.records if record.getMessage().startswith("flush()")]
+
+
 @pytest.mark.parametrize("policy", [rp.Dense(), rp.IWP(0.05, local_steps=2)], ids=["dense", "local steps"])
 def test_nobody_warns_of_what_is_no_step(policy: rp.Policy, caplog: pytest.LogCaptureFixture) -> None:
     assert not told(caplog, policy, None)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mpi_scripts import gpu_check
+
 SCRIPTS = Path(__file__).parents[1] / "mpi_scripts"
 
 
@@ -19,6 +21,13 @@ def test_without_a_gpu_one_line_says_so() -> None:
     assert done.stdout.count("\n") == 1
     assert "nothing" in done.stdout
     assert "checked" in done.stdout
+
+
+def test_packages_that_are_missing_or_too_old_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The build, or every step after it, failed with an error of something else."""
+    assert gpu_check.check_packages({"torch": 2, "numpy": 0}) == 0
+    assert gpu_check.check_packages({"torch": 99, "numpy": 0, "not-there": 0}) == 1
+    assert capsys.readouterr().out == "gpu check: nothing can be built or run without torch>=99, not-there\n"
 
 
 @pytest.mark.slow

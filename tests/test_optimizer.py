@@ -344,6 +344,8 @@ def test_stats_are_plain_numbers() -> None:
     wanted |= {
         "dense_equivalent_bytes",
         "steady_wire_ratio",
+        "steady_bytes_sent",
+        "steady_dense_equivalent_bytes",
         "value_ratio",
         "density",
         "realised_density",

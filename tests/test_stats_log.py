@@ -131,8 +131,34 @@ def test_a_resumed_run_goes_on_with_its_file(tmp_path: Path, capsys: pytest.Capt
     assert row["steps"] == 12 and row["bytes_per_step"] == pytest.approx(sum(sent) / 12)
     dense, total = (sum(end[name] for end in ends) for name in ("dense_equivalent_bytes", "bytes_sent"))
     assert row["wire_ratio"] == pytest.approx(dense / total)
+    assert row["steady_wire_ratio"] == pytest.approx(dense / total), "there is no warm-up; it was that of the last part"
     assert min(end["wire_ratio"] for end in ends) <= row["wire_ratio"] <= max(end["wire_ratio"] for end in ends)
     assert main(["report", str(path), "--plot", str(tmp_path / "run.png")]) == 0
+
+
+def test_what_a_last_flush_sends_is_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a step since the last line there was no other: the report told a ratio of 39 where it was 22."""
+    path = tmp_path / "run.jsonl"
+
+    def rank(comm: rp.comm.Communicator) -> dict[str, Any]:
+        model = make_model()
+        optimizer = wrap(model, comm, IWP)
+        log = rp.StatsLog(path, optimizer, every=2) if comm.rank == 0 else None
+        for batch in batches(comm.rank, 4):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+            if log is not None:
+                log.step()
+        optimizer.flush()
+        if log is not None:
+            log.close()
+        return optimizer.stats()
+
+    stats = rp.simulate(2, rank)[0]
+    (row,) = report(capsys, str(path))
+    assert row["wire_ratio"] == pytest.approx(stats["wire_ratio"])
+    assert row["steps"] == 4
 
 
 def test_a_log_for_each_epoch_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

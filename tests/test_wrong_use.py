@@ -314,6 +314,11 @@ def test_wrong_settings_of_a_policy_are_named(arguments: dict[str, Any], said: s
     assert said in str(caught.value)
 
 
+def test_denses_own_argument_is_named() -> None:
+    with pytest.raises(rp.ConfigurationError, match=r"^values='fp8': one of 'fp32'"):
+        rp.Dense("fp8")
+
+
 def test_wrong_optimizers_and_names_are_named() -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         model = make_model()
@@ -324,7 +329,9 @@ def test_wrong_optimizers_and_names_are_named() -> None:
             (sgd([divided]), [("0.weight", divided)], "'0.weight' is a DTensor"),
             (torch.optim.LBFGS(model.parameters()), named, "LBFGS"),
             (torch.optim.SparseAdam(model.parameters()), named, "SparseAdam"),
-            (model, named, "torch.optim.Optimizer"),
+            (model, named, r"a torch.nn\.modules\.container\.Sequential: the plain torch.optim.Optimizer"),
+            (torch.optim.SGD, named, r"the class torch\.optim\.sgd\.SGD"),
+            (sgd(model.parameters()), dict(named), r"holds str: .*, or the items\(\) of a dict"),
             (sgd(model.parameters()), named[:-1], "unnamed"),
             (sgd(model.parameters()), [("a", p) for _, p in named], "names twice: a"),
             (sgd(model.parameters()), model.parameters(), "pairs"),

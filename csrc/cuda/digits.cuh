@@ -120,6 +120,7 @@ __global__ void __launch_bounds__(kThreads) find_digit(Bucket bucket, Keys keys)
   constexpr bool kFirst = kDigit == 0;
   __shared__ uint32_t histogram[kBins];
   __shared__ Place threshold, hint;
+  __shared__ uint32_t hinted;
   const int32_t i = find_row(bucket.parts, &Part::first_strip, blockIdx.x);
   const Part& part = bucket.parts.rows[i];
   Progress& progress = bucket.progress[i];
@@ -143,9 +144,10 @@ __global__ void __launch_bounds__(kThreads) find_digit(Bucket bucket, Keys keys)
 
   uint32_t own = 0, total = 0;
   for (int j = 0; j < kBinsEach; ++j) own += histogram[kBins - 1 - threadIdx.x * kBinsEach - j];
-  const uint32_t before = block_scan(own, total);
+  if (kFirst && threadIdx.x == 0) hinted = hint_rank(bucket, i, !source.slots);
+  const uint32_t before = block_scan(own, total);  // no thread passes it before all have come to it
   const uint32_t rank = kFirst ? static_cast<uint32_t>(part.count) : progress.rank;
-  const uint32_t next = kFirst ? hint_rank(bucket, i, !source.slots) : 0u;
+  const uint32_t next = kFirst ? hinted : 0u;
   locate(histogram, before, own, rank, threshold);
   if (kFirst) locate(histogram, before, own, next, hint);
   __syncthreads();

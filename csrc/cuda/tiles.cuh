@@ -37,9 +37,9 @@ constexpr int kTurns = kTile / kTurn;
 // A tile in the hands of a warp: in every turn each lane has four neighbouring entries, of which some, or all, may lie
 // behind the tensor's end (`valid` below 4, or below 1).
 struct Turns {
-  int32_t number;  // of the tensor
-  const Part& part;
-  int64_t begin;  // the tile's first entry in its tensor
+  int32_t number;   // of the tensor
+  const Part part;  // a copy: for all the compiler knows, stores through other pointers change the table
+  int64_t begin;    // the tile's first entry in its tensor
 
   __device__ Turns(const Part& part, int32_t number, int64_t tile)
       : number(number), part(part), begin((tile - part.first_tile) * kTile) {}

@@ -1,5 +1,6 @@
 """``ringprune bench select``: what finding the most important entries costs, case by case."""
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -198,7 +199,8 @@ def _graph_us(bucket: Bucket) -> float | None:
         torch.cuda.synchronize()
         with torch.cuda.graph(graph):
             bucket.fused()
-    except RuntimeError:
+    except RuntimeError as error:
+        print(f"ringprune bench select: the step cannot be captured in a CUDA graph: {error}", file=sys.stderr)
         return None
     clock = stopwatch(bucket.device)
     samples = []

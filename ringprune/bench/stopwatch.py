@@ -97,13 +97,18 @@ class WallClock:
         return Sample(seconds, waited / max(seconds, 1e-9), min(held_up, seconds)), result
 
 
+BUSY_CYCLES = 2_000_000
+"""For which a GPU is kept busy, about a millisecond: what is launched meanwhile waits for it, and it for no launch."""
+
+
 class DeviceClock:
-    """For CUDA: events around the call, so launching counts only where the device waits for it."""
+    """For CUDA: events around the call, behind other work, so launching counts only where it takes longer than that."""
 
     def time(self, call: Call) -> tuple[Sample, Any]:
         """The time of ``call``, and what it returned."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
+        torch.cuda._sleep(BUSY_CYCLES)
         start.record()
         result = call()
         end.record()

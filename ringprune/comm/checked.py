@@ -136,6 +136,10 @@ class CheckedCommunicator(ABC):
         self.traffic.count_own(tensor.nbytes if self.size > 1 else 0)
         return self._start(call, tensor, into)
 
+    def message_device(self, device: torch.device) -> torch.device:
+        """Where messages that the host writes and reads belong, for a model on ``device``."""
+        return CPU
+
     def divide(self, device: torch.device = CPU) -> Nodes:
         """Communicators of the ranks of each node, and of the nodes' first ranks; all ranks call this.
 

@@ -150,6 +150,11 @@ class MpiCommunicator(CheckedCommunicator):
             raise ConfigurationError(
                 f"{call}: the tensor is on {tensor.device}; the mpi communicator sends memory of the CPU and of GPUs"
             )
+        if tensor.is_cuda and MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+            raise ConfigurationError(
+                f"{call}: MPI was started for one thread, and gradients of GPUs come in one of torch's: start it with "
+                "MPI_THREAD_SERIALIZED or more, as mpi4py does unless mpi4py.rc says otherwise"
+            )
         if call.op == "allreduce" and call.dtype not in SUMMED:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in SUMMED)
             raise ConfigurationError(f"{call}: MPI cannot sum this dtype; convert it to one of {known}")

@@ -137,7 +137,8 @@ def _run_rank(
 ) -> None:
     """Run one rank and tell the group how it ended."""
     try:
-        with group.turn or nullcontext():
+        # Backward of CUDA tensors would call all ranks' hooks in one thread, where one rank's would wait for another's.
+        with group.turn or nullcontext(), torch.autograd.set_multithreading_enabled(False):
             results[rank] = fn(SimulatedCommunicator(group, rank, rank // per_node))
     except BaseException as error:  # also SystemExit and pytest's outcomes: simulate() raises it again
         group.end(rank, error)

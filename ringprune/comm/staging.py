@@ -52,10 +52,13 @@ class Copies(Protocol):
 
 
 class CudaCopies:
-    """Copies through pinned memory on one side stream per GPU. Torch keeps pinned blocks for the next call."""
+    """Copies through pinned memory, each direction on a stream of its own. Torch keeps pinned blocks for the next call.
+
+    On one stream, a copy to the host would come after whatever an earlier copy to the device had to wait for.
+    """
 
     def __init__(self) -> None:
-        self._streams: dict[torch.device, Any] = {}
+        self._streams: dict[tuple[torch.device, str], Any] = {}
 
     def like(self, tensor: Tensor) -> Tensor:
         """Pinned host memory."""
@@ -63,7 +66,7 @@ class CudaCopies:
 
     def to_host(self, tensor: Tensor) -> HostCopy:
         """Copy behind the current stream's work."""
-        host, side = self.like(tensor), self._side(tensor.device)
+        host, side = self.like(tensor), self._side(tensor.device, "to host")
         side.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(side):
             host.copy_(tensor, non_blocking=True)
@@ -72,17 +75,17 @@ class CudaCopies:
 
     def to_device(self, host: Tensor, into: Tensor) -> None:
         """Copy before the current stream's later work."""
-        side, current = self._side(into.device), torch.cuda.current_stream(into.device)
+        side, current = self._side(into.device, "to device"), torch.cuda.current_stream(into.device)
         side.wait_stream(current)  # may still read what was in `into`
         with torch.cuda.stream(side):
             into.copy_(host, non_blocking=True)
         into.record_stream(side)
         current.wait_stream(side)
 
-    def _side(self, device: torch.device) -> Any:
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)
-        return self._streams[device]
+    def _side(self, device: torch.device, way: str) -> Any:
+        if (device, way) not in self._streams:
+            self._streams[device, way] = torch.cuda.Stream(device)
+        return self._streams[device, way]
 
 
 class Staged:

@@ -79,6 +79,10 @@ class TorchCommunicator(CheckedCommunicator):
         self._messages = _Messages()
         _open.add(self)
 
+    def message_device(self, device: torch.device) -> torch.device:
+        """Where messages that the host writes and reads belong: with NCCL alone on the model's GPU."""
+        return device if "cpu" not in self._devices else torch.device("cpu")
+
     @staticmethod
     def start() -> Callable[[], None]:
         """Start torch.distributed with Gloo, where a launcher has said who is there."""

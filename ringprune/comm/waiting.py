@@ -27,6 +27,8 @@ PAUSE_GROWTH = 1.3
 WARN_SECONDS = 60.0
 """A wait that takes so long is told, and again when it has taken twice as long as the last time."""
 
+_PEER_GONE = ("shut down", "Connection closed by peer", "Connection reset by peer")  # Horovod's words, Gloo's
+
 _log = logging.getLogger("ringprune")
 
 _waits: dict[int, tuple[int, Call]] = {}  # what the threads of this process wait for now: rank and call
@@ -101,7 +103,7 @@ class Waiter:
                 " hvd.join() does not go with sparse exchanges: every rank calls step() equally often, one that has "
                 "run out of batches after zero_grad()"
             )
-        elif "shut down" in str(error):
+        elif any(sign in str(error) for sign in _PEER_GONE):
             hint = " Another rank has ended or failed: all ranks call step() equally often"
         return CommunicatorError(f"{call} failed on rank {self.rank}: {error}{hint}")
 

@@ -144,10 +144,11 @@ class PackedLane(KeptLane):
             return
         self._index_code = wire.index_code(sum(self._counts), bucket.numel, setting.policy.index_format)
         with setting.metrics.stage("agree"), setting.metrics.sending("indices", bucket.index):
+            where = setting.comm.message_device(bucket.device)
             if positions is None:
-                message = torch.empty(self._index_code.size, dtype=torch.uint8, device=bucket.device)
+                message = torch.empty(self._index_code.size, dtype=torch.uint8, device=where)
             else:
-                message = self._index_code.encode(positions)
+                message = self._index_code.encode(positions).to(where)
             name = f"bucket {bucket.index} indices"
             self._proposals = agreement.Proposals(setting.comm, self._roots_of(step), message, name=name)
 
@@ -189,7 +190,7 @@ class PackedLane(KeptLane):
         sets = []
         for root, message in self._proposals.wait() if self._proposals is not None else ():
             name = f"bucket {self.bucket.index} indices from rank {root} at step {step}"
-            sets.append(self._index_code.decode(message, name=name))
+            sets.append(self._index_code.decode(message, name=name).to(self.bucket.device))
         return sets
 
     def _pack(self) -> Tensor:

@@ -7,6 +7,8 @@ from ringprune.policies.policy import Policy
 from ringprune.residual import Clipping
 from ringprune.routing import AllDense
 from ringprune.selection import Density
+from ringprune.validation import one_of
+from ringprune.wire import VALUE_FORMATS
 
 __all__ = ["Dense"]
 
@@ -27,6 +29,7 @@ def Dense(values: str = "fp32", *, local_steps: int | LocalSteps | None = None) 
     Returns:
         The policy.
     """
+    one_of("values", values, VALUE_FORMATS)  # here it is not called dense_values
     return Policy(
         name="dense",
         routing=AllDense(),

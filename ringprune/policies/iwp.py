@@ -63,7 +63,7 @@ def IWP(
         warmup: from dense to ``density``; None starts at ``density``.
         clip_norm: bound of the norm of all of a rank's gradients, divided by sqrt(ranks); delays exchanges until
             backward is over.
-        clip_norm_per_tensor: the same for each tensor alone; keeps the overlap.
+        clip_norm_per_tensor: the same for each tensor alone; keeps the overlap. With both, tensors are clipped first.
         values: ``"fp32"``, ``"bf16"``, ``"fp16"``, ``"int8"``, ``"int4"``, ``"book4"`` or ``"book2"`` on the wire; what
             rounding drops is kept and sent later.
         dense_values: the same for tensors that travel dense.

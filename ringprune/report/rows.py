@@ -14,7 +14,7 @@ Row = dict[str, Any]
 def row_of(path: Path, lines: Sequence[Line]) -> Row:
     """What a run comes to: rates between its first line and its last, counters at its end.
 
-    Statistics begin anew where a run was resumed: its parts are added up. Ratios after warm-up, and what was noted, are
+    Statistics begin anew where a run was resumed: its parts are added up. The realised density, and what was noted, are
     the last part's.
     """
     parts = _parts(lines)
@@ -38,8 +38,8 @@ def row_of(path: Path, lines: Sequence[Line]) -> Row:
             name.removeprefix("bytes_"): per_step(name)
             for name in ("bytes_values", "bytes_indices", "bytes_dense", "bytes_headers")
         },
-        "wire_ratio": _wire_ratio(parts),
-        "steady_wire_ratio": end.get("steady_wire_ratio"),
+        "wire_ratio": _ratio(parts),
+        "steady_wire_ratio": _ratio(parts, "steady_"),
         "realised_density": end.get("realised_density"),
         "skipped_steps": added("skipped_steps"),
         "stage_seconds_per_step": {name.removeprefix("seconds/"): value for name, value in stages.items()},
@@ -71,11 +71,12 @@ def _count(line: Line, name: str) -> float:
     return float(line["stats"].get(name, 0.0))
 
 
-def _wire_ratio(parts: Sequence[Sequence[Line]]) -> float | None:
-    """Dense float32 bytes over those sent, of all parts."""
+def _ratio(parts: Sequence[Sequence[Line]], stretch: str = "") -> float | None:
+    """Dense float32 bytes over those sent, of all parts; ``stretch`` is ``"steady_"`` for what follows warm-up."""
     ends = [part[-1]["stats"] for part in parts]
     if len(ends) == 1:
-        ratio: float | None = ends[0].get("wire_ratio")
+        ratio: float | None = ends[0].get(f"{stretch}wire_ratio")
         return ratio
-    total, dense = (sum(float(end.get(name, 0.0)) for end in ends) for name in ("bytes_sent", "dense_equivalent_bytes"))
+    names = (f"{stretch}bytes_sent", f"{stretch}dense_equivalent_bytes")
+    total, dense = (sum(float(end.get(name, 0.0)) for end in ends) for name in names)
     return dense / total if total else None

@@ -78,7 +78,7 @@ class IndexCode:
                 :func:`ringprune.ops.select` gives them.
 
         Returns:
-            uint8, shape ``(size,)``, on the device of ``positions``.
+            uint8, shape ``(size,)``, in host memory.
         """
         host = positions.cpu().numpy()
         kept = host[host != PAD] if host.size and host.min() == PAD else host
@@ -86,7 +86,7 @@ class IndexCode:
         words = message.numpy()[FRAME_BYTES:].view(np.uint64)
         words[0] = kept.size
         self.write(kept, words[1:])
-        return seal(message, self.number).to(positions.device)
+        return seal(message, self.number)
 
     @property
     def number(self) -> int:

@@ -259,3 +259,10 @@ def test_one_at_a_time_a_rank_that_fails_frees_the_others() -> None:
 
     with pytest.raises(ValueError, match="rank 1 fails"):
         simulate(3, rank, one_at_a_time=True)
+
+
+def test_hooks_of_a_rank_run_in_its_own_thread() -> None:
+    """Backward of CUDA tensors calls all ranks' hooks in one thread otherwise: one waited there for another's turn."""
+    # What is no longer multithreaded runs in the thread that calls backward(), on any device.
+    assert simulate(2, lambda comm: torch._C._is_multithreading_enabled()) == [False, False]
+    assert torch._C._is_multithreading_enabled()
