@@ -282,7 +282,7 @@ class GradientMode(Mode):
         self.exchange.look_ahead()
 
     def _inner_step(self) -> None:
-        with nullcontext() if self._momentum is None else self._momentum.taken_over():
+        with self._told_to_all(), nullcontext() if self._momentum is None else self._momentum.taken_over():
             self._inner.step()
 
     def initialise(self) -> None:

@@ -2,8 +2,8 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -235,6 +235,18 @@ class Mode(ABC):
                         f"a parameter of shape {list(param.shape)} in param group {number} requires a gradient and did "
                         "not when the optimizer was wrapped: flush(), close() the wrapper and wrap again"
                     )
+
+    @contextmanager
+    def _told_to_all(self) -> Iterator[None]:
+        """What fails inside, after the ranks have agreed on a step, all of them raise at the next exchange."""
+        try:
+            yield
+        except Exception as error:
+            self.note_fault(
+                f"{type(error).__name__} in step() of the wrapped optimizer: {error}. This rank's weights lack that "
+                "step: go back to a checkpoint on all ranks"
+            )
+            raise
 
     def _nonfinite(self, what: str) -> list[str]:
         """Read what was counted; the first wait for the device where there is one."""

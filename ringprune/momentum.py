@@ -7,8 +7,6 @@ rank goes through one buffer per parameter after the exchange: ``buffer = m * bu
 momentum of the averaged gradient.
 """
 
-import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -68,7 +66,7 @@ class SharedMomentum:
         self._params, self._specs, self._packed = params, specs, packed
         self._adopted = False
         self._buffers: dict[str, Tensor] = {}
-        self._left: dict[str, int] = {}  # steps until what a packed tensor had before is used up
+        self._left: dict[str, float] = {}  # share that is left, at most, of what a packed tensor began with
         needed = [not is_packed or self._group(s)["weight_decay"] for s, is_packed in zip(specs, packed, strict=True)]
         self.allocate(spec.name for spec, need in zip(specs, needed, strict=True) if need)
 
@@ -89,11 +87,7 @@ class SharedMomentum:
                 self._buffers.pop(spec.name, None)
         self._adopted = step > 0
         packed_names = {spec.name for spec, packed in zip(self._specs, self._packed, strict=True) if packed}
-        self._left = {
-            spec.name: _steps_of(float(self._group(spec)["momentum"]))
-            for spec in self._specs
-            if spec.name in names & packed_names
-        }
+        self._left = dict.fromkeys(names & packed_names, 1.0)
 
     def give_back(self, velocities: Mapping[str, Tensor]) -> None:
         """Make all momentum SGD's own again: what is the same on every rank, and what the ranks have had on average.
@@ -126,7 +120,7 @@ class SharedMomentum:
                 self.allocate([spec.name])
                 self._buffers[spec.name].copy_(buffer)
                 if self._packed[self._specs.index(spec)]:
-                    self._left[spec.name] = _steps_of(float(self._group(spec)["momentum"]))
+                    self._left[spec.name] = 1.0
         self._adopted = True
 
     @torch.no_grad()
@@ -153,17 +147,17 @@ class SharedMomentum:
             update = sign * self._through_buffer(spec, source, group)
             if packed:
                 grad.add_(update)
-                self._use_up(spec.name, decay)
+                self._use_up(spec.name, decay, float(group["momentum"]))
             elif grad.is_sparse:
                 param.grad = update.to(grad.dtype).to_sparse(1)  # of the rows that move
             else:
                 grad.copy_(update)
 
-    def _use_up(self, name: str, decay: float) -> None:
+    def _use_up(self, name: str, decay: float, momentum: float) -> None:
         """A packed tensor without weight decay adds nothing to what it began with: drop that when it is used up."""
-        if name in self._left and not decay:
-            self._left[name] -= 1
-            if self._left[name] <= 0:
+        if name in self._left:
+            self._left[name] = 1.0 if decay else self._left[name] * momentum
+            if self._left[name] < USED_UP:
                 del self._left[name], self._buffers[name]
 
     def _through_buffer(self, spec: ParamSpec, source: Tensor, group: dict[str, Any]) -> Tensor:
@@ -202,10 +196,3 @@ def _zeros(param: Tensor) -> Tensor:
     """A buffer for ``param``, as exact as it needs: float64 for float64, otherwise float32."""
     dtype = torch.float64 if param.dtype == torch.float64 else torch.float32
     return torch.zeros_like(param, dtype=dtype, memory_format=torch.contiguous_format)
-
-
-def _steps_of(momentum: float) -> int:
-    """After so many steps less is left of a buffer than its own rounding."""
-    if not 0 < momentum < 1:
-        return 1 if momentum <= 0 else sys.maxsize
-    return math.ceil(math.log(USED_UP) / math.log(momentum))

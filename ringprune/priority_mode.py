@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ringprune.driver import Driver
-from ringprune.errors import RingPruneError
+from ringprune.errors import RingPruneError, UsageError
 from ringprune.exchange.dispatch import Dispatch
 from ringprune.gates import Gates
 from ringprune.gradient_mode import GradientMode
@@ -163,6 +163,8 @@ class PriorityMode(GradientMode):
         Raises:
             NonFiniteGradientError, UsageError: of the step before, on all ranks together.
         """
+        if torch.is_inference_mode_enabled():
+            raise UsageError("step() inside torch.inference_mode(): layers step later, outside of it; leave it away")
         self._open_step()
         self._raise_failure()
         self._look_for_early_use()

@@ -28,6 +28,8 @@ _NOT_MADE = (
     "GradScaler"
 )
 
+_LOST = "The optimizer does not recover from that: go back to a checkpoint, with a lower learning rate"
+
 _log = logging.getLogger("ringprune")
 
 
@@ -119,7 +121,8 @@ class Verdict:
                 "step() or synchronize() before backward(): no parameter has received a gradient since the last one"
             )
         if self._raise or always:
-            raise NonFiniteGradientError(f"{self._gather(self._findings())}. {late or _NOT_MADE}")
+            then = late or (_LOST if always else _NOT_MADE)
+            raise NonFiniteGradientError(f"{self._gather(self._findings())}. {then}")
         if self._nonfinite:
             _log.log(self._level, "rank %d: step skipped on all ranks: %s", self._comm.rank, self._findings())
 

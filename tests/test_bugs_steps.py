@@ -1,0 +1,126 @@
+"""Bugs in what the wrapped optimizer steps with, and in steps that fail, each with its story."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ringprune as rp
+from tests.training import batches, loss_of, make_model, sgd
+
+Settings = dict[str, float]
+
+
+def moved(settings: list[Settings], policy: rp.Policy | None, stop_at: int | None = None) -> Tensor:
+    """A tensor after one step of SGD on ones and then steps of no gradient, each with settings of its own.
+
+    Args:
+        settings: of the param group, before each of those steps; the first at construction.
+        policy: with which it is wrapped after the first step; None is plain SGD.
+        stop_at: where to save, and to go on with what was loaded.
+    """
+
+    def start() -> tuple[nn.Parameter, torch.optim.Optimizer]:
+        param = nn.Parameter(torch.zeros(64, 64))
+        return param, torch.optim.SGD([param], lr=0.1, **settings[0])
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        param, inner = start()
+        param.grad = torch.ones_like(param)
+        inner.step()
+        param.grad = None
+        optimizer: Any = inner
+        if policy is not None:
+            optimizer = rp.DistributedOptimizer(inner, [("p", param)], policy=policy, comm=comm)
+        for step, group in enumerate(settings):
+            if step == stop_at:
+                saved, values = optimizer.state_dict(), param.detach().clone()
+                param, inner = start()
+                with torch.no_grad():
+                    param.copy_(values)
+                optimizer = rp.DistributedOptimizer(inner, [("p", param)], policy=policy or rp.Dense(), comm=comm)
+                optimizer.load_state_dict(saved)
+            optimizer.param_groups[0].update(group)
+            optimizer.zero_grad()
+            (param.sum() * 0).backward()
+            optimizer.step()
+        return param.detach().clone()
+
+    return rp.simulate(1, rank)[0]
+
+
+RISING = [{"momentum": 0.5}] + 59 * [{"momentum": 0.99}]
+DECAYING = [{"momentum": 0.5, "weight_decay": 1.0 if 36 <= step < 40 else 0.0} for step in range(60)]
+
+
+@pytest.mark.parametrize("stop_at", [None, 30])
+@pytest.mark.parametrize("settings", [RISING, DECAYING], ids=["momentum rises", "decay for a while"])
+@pytest.mark.parametrize("policy", [rp.IWP(0.1), rp.IWP(1.0)], ids=["pruned", "whole"])
+def test_momentum_from_before_lasts_as_long_as_it_is_there(
+    policy: rp.Policy, settings: list[Settings], stop_at: int | None
+) -> None:
+    """It was dropped after a number of steps that the first momentum said; with a higher one most of it was left."""
+    assert torch.allclose(moved(settings, policy, stop_at), moved(settings, None), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("policy", [rp.Dense(), rp.IWP(0.05)], ids=["dense", "iwp"])
+def test_a_step_that_fails_on_one_rank_is_told_to_all_at_the_next(policy: rp.Policy) -> None:
+    """Where the script went on after the error, ranks had other weights from then on, and nobody knew."""
+
+    def rank(comm: rp.comm.Communicator) -> list[str]:
+        model, errors = make_model(), []
+        inner, made = sgd(model.parameters()), [0]
+
+        def hook(*_: Any) -> None:
+            made[0] += 1
+            if made[0] == 2 and comm.rank == 1:
+                raise OSError("a disk of the user's")
+
+        inner.register_step_pre_hook(hook)
+        optimizer = rp.DistributedOptimizer(inner, model.named_parameters(), policy=policy, comm=comm)
+        for step, batch in enumerate(batches(comm.rank, 4)):
+            try:
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                optimizer.step()
+            except (OSError, rp.UsageError) as error:
+                errors.append(f"{step} {type(error).__name__} {error}")
+        return errors
+
+    first, second = rp.simulate(2, rank)
+    assert second[0] == "1 OSError a disk of the user's"
+    assert first == second[1:] and len(first) == 1
+    assert first[0].startswith("2 UsageError ") and "rank 1: OSError in step() of the wrapped optimizer" in first[0]
+    assert "go back to a checkpoint" in first[0]
+
+
+def test_weights_that_overflow_are_not_to_be_skipped() -> None:
+    """The error advised nonfinite="skip", which had been given."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        param = nn.Parameter(torch.ones(3, 3))
+        inner = torch.optim.SGD([param], lr=1e38)
+        optimizer = rp.DistributedOptimizer(inner, policy=rp.Dense(local_steps=1), comm=comm, nonfinite="skip")
+        (100 * param).sum().backward()
+        with pytest.raises(rp.NonFiniteGradientError, match="go back to a checkpoint, with a lower learning rate"):
+            optimizer.step()
+
+    rp.simulate(2, rank)
+
+
+def test_a_scheduled_step_in_inference_mode_is_refused() -> None:
+    """Torch's error was about an in-place update, of a tensor that the user has not made."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = rp.DistributedOptimizer(
+            sgd(model.parameters()), model.named_parameters(), policy=rp.P3(), comm=comm, model=model
+        )
+        loss_of(model, next(iter(batches(comm.rank, 1)))).backward()
+        with torch.inference_mode(), pytest.raises(rp.UsageError, match="inference_mode"):
+            optimizer.step()
+        optimizer.step()
+        optimizer.synchronize()
+
+    rp.simulate(2, rank)
