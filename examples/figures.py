@@ -68,7 +68,7 @@ def _panel(axes: Any, records: Sequence[dict[str, Any]], against: str) -> None:
             axis.set_minor_formatter(NullFormatter())
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower left" if against == "bytes" else "upper right")  # where no curve goes
 
 
 def _smooth(values: numpy.ndarray, width: int = 5) -> numpy.ndarray:
