@@ -6,17 +6,26 @@ In the IWP paper's words a root is a leader.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ringprune import counter_rng
 from ringprune.comm.communicator import Communicator, Handle
+from ringprune.compiled import compiled, ones, trailing_zeros
 from ringprune.errors import ConfigurationError
 from ringprune.validation import one_of, whole_number
 
 __all__ = ["Proposals", "Roots", "union"]
+
+SPARSE = 1000
+"""Entries per index proposed from which on sorting is faster than to look for the bits that are set."""
+
+
+# numba finds types out by itself; the dtypes of arrays stand in the docstrings.
+Array: TypeAlias = Any
 
 
 @dataclass(frozen=True)
@@ -93,10 +102,53 @@ class Proposals:
 
 
 def union(proposals: Sequence[Tensor], device: torch.device) -> Tensor:
-    """One index set of all proposals, ascending, each index once; int32, on ``device``."""
+    """One index set of all proposals, ascending, each index once; int32, on ``device``.
+
+    Args:
+        proposals: int32, each ascending, of indices from 0 on.
+        device: where they are.
+    """
     if not proposals:
         return torch.empty(0, dtype=torch.int32, device=device)
     if len(proposals) == 1:
         return proposals[0]
-    merged: Tensor = torch.unique(torch.cat(list(proposals)), sorted=True)
-    return merged
+    found = [proposal for proposal in proposals if proposal.numel()]
+    numel = max((int(proposal[-1]) + 1 for proposal in found), default=0) if device.type == "cpu" else 0
+    if not numel or sum(proposal.numel() for proposal in found) * SPARSE < numel:
+        merged: Tensor = torch.unique(torch.cat(list(proposals)), sorted=True)
+        return merged
+    # They are in order already: a bit for each possible index is read and written faster than they are sorted again.
+    words = np.zeros(-(-numel // 64), np.uint64)
+    count = sum(_set_bits(proposal.numpy(), words) for proposal in found)
+    indices = np.empty(count, np.int32)
+    _read_bits(words, indices)
+    return torch.from_numpy(indices)
+
+
+@compiled
+def _set_bits(positions: Array, words: Array) -> Any:
+    """Set the bits at ``positions`` (int32, ascending, below 64 * len(words)) of ``words`` (uint64); counts new ones."""
+    current, word, new = 0, np.uint64(0), np.uint64(0)
+    for position in positions:
+        place = position >> 6
+        if place != current:
+            new += ones(word & ~words[current])
+            words[current] |= word
+            current, word = place, np.uint64(0)
+        word |= np.uint64(1) << np.uint64(position & 63)
+    if positions.size:
+        new += ones(word & ~words[current])
+        words[current] |= word
+    return np.int64(new)
+
+
+@compiled
+def _read_bits(words: Array, positions: Array) -> None:
+    """Write the numbers of the bits set in ``words`` (uint64), as many as there are ``positions`` (int32)."""
+    count = 0
+    for place in range(words.size):
+        word = words[place]
+        while word != np.uint64(0):
+            positions[count] = (place << 6) + np.int64(trailing_zeros(word))
+            count += 1
+            word &= word - np.uint64(1)

@@ -335,11 +335,10 @@ class GradientMode(Mode):
         self.idle("flush()")
         keeps = self._keeps_back()
         groups = self._inner.param_groups
-        rates = [groups[spec.group].get("lr") for spec, kept in zip(self._specs, keeps, strict=True) if kept]
-        if any(rate == 0 for rate in rates):
+        kept_of = {spec.group for spec, kept in zip(self._specs, keeps, strict=True) if kept}
+        if any(groups[i].get("lr") == 0 for i in kept_of):
             raise UsageError("flush() at learning rate 0 would lose what was held back: call it before a rate is 0")
         if self._comm.rank == 0:
-            kept_of = {spec.group for spec, kept in zip(self._specs, keeps, strict=True) if kept}
             tell_of_rates([groups[i] for i in kept_of], [self._highest.get(i, 0.0) for i in kept_of])
         for kept, param in zip(keeps, self.params, strict=True):
             param.grad = torch.zeros_like(param, memory_format=torch.contiguous_format) if kept else None

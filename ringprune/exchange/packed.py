@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ringprune import agreement, importance, ops, packing, sampling, selection, wire
+from ringprune.comm.communicator import CPU
 from ringprune.exchange.core import Core
 from ringprune.exchange.kept import KeptLane
 from ringprune.exchange.lane import Setting, StateOf, UnderWay
@@ -186,12 +187,12 @@ class PackedLane(KeptLane):
         return agreement.union(sets, self.bucket.device)
 
     def _proposed(self, step: int) -> list[Tensor]:
-        """The roots' proposals; none where nobody proposes."""
+        """What the roots have proposed, as one set; none where nobody proposes."""
         sets = []
         for root, message in self._proposals.wait() if self._proposals is not None else ():
             name = f"bucket {self.bucket.index} indices from rank {root} at step {step}"
-            sets.append(self._index_code.decode(message, name=name).to(self.bucket.device))
-        return sets
+            sets.append(self._index_code.decode(message, name=name))
+        return [agreement.union(sets, CPU).to(self.bucket.device)] if sets else []
 
     def _pack(self) -> Tensor:
         """[5] Values leave the residual."""

@@ -24,6 +24,7 @@ class Speeds:
         kept: per entry of the index set: take it out of the residual, or put it into the gradients.
         merge: per pair of index and value that is summed, where each rank has its own.
         encode_index, decode_index: per position of a proposal.
+        unite: per position of several proposals, that become one set.
         encode_values, decode_values: per value, by format.
         message: per collective: Python's and the library's share.
         tensor: per tensor: hooks, checks, launches.
@@ -40,6 +41,7 @@ class Speeds:
     merge: float
     encode_index: float
     decode_index: float
+    unite: float
     encode_values: Mapping[str, float]
     decode_values: Mapping[str, float]
     message: float
@@ -78,6 +80,7 @@ CPU = Speeds(
     merge=12e-9,
     encode_index=7e-9,
     decode_index=6.5e-9,
+    unite=6e-9,
     encode_values={"bf16": 4.2e-9, "fp16": 4.7e-9, "int8": 9.5e-9, "int4": 11.5e-9, "book4": 15.4e-9, "book2": 12.6e-9},
     decode_values={"bf16": 3e-9, "fp16": 3.3e-9, "int8": 4e-9, "int4": 6.5e-9, "book4": 3.7e-9, "book2": 3.1e-9},
     message=0.3e-3,

@@ -83,8 +83,9 @@ def work_of(
         if selects:
             share = 1 / policy.refresh
             before[0] += share * speeds.encode_index * positions
-            decoded = positions * roots(policy, ranks)
-            before[first] += share * speeds.decode_index * decoded + speeds.kept * count
+            number = roots(policy, ranks)
+            read = speeds.decode_index + (speeds.unite if number > 1 else 0.0)
+            before[first] += share * read * positions * number + speeds.kept * count
             finish += speeds.kept * count
         if code is not None:
             there, back = speeds.encode_values[code.coding], speeds.decode_values[code.coding]

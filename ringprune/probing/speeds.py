@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ringprune import ops, packing, wire
+from ringprune.agreement import union
 from ringprune.bench import machine
 from ringprune.bench.bucket import MOMENTUM, Bucket, Case
 from ringprune.bench.stopwatch import Call, Times, stopwatch
@@ -57,7 +58,7 @@ def measured(
     passes = _passes(bucket, watch)
     count = bucket.counts[0]
     taken, written = passes["take"] + passes["leave"] - passes["accumulate"], passes["put"] - passes["fill"]
-    encode_index, decode_index = _indices(bucket, count, watch)
+    encode_index, decode_index, unite = _indices(bucket, count, watch)
     encode_values, decode_values = _values(bucket, count, watch)
     speeds = Speeds(
         provenance=_provenance(device),
@@ -70,6 +71,7 @@ def measured(
         merge=_merge(count, replace(watch, device=CPU)),  # on the host, wherever gradients live
         encode_index=encode_index,
         decode_index=decode_index,
+        unite=unite,
         encode_values=encode_values,
         decode_values=decode_values,
         message=message,
@@ -201,11 +203,15 @@ def _merge(count: int, watch: _Watch) -> float:
 
 
 def _indices(bucket: Bucket, count: int, watch: _Watch) -> list[float]:
-    """Coding and decoding of a position."""
+    """Coding and decoding of a position, and making one set of two ranks'."""
     positions = bucket.beside()
     code = wire.index_code(count, bucket.case.numel)
     message = code.encode(positions)
-    times = watch.seconds_of(lambda: code.encode(positions), lambda: code.decode(message, name="m"))
+    host = positions.cpu()
+    proposals = host[::2].contiguous(), host[1::2].contiguous()
+    times = watch.seconds_of(
+        lambda: code.encode(positions), lambda: code.decode(message, name="m"), lambda: union(proposals, CPU)
+    )
     return [seconds / count for seconds in times]
 
 

@@ -111,7 +111,7 @@ class IndexCode:
             name: what errors call it: bucket, step, root.
 
         Returns:
-            int32, ascending, each position once, all below ``numel``; on the message's device.
+            int32, ascending, each position once, all below ``numel``; in host memory.
 
         Raises:
             CommunicatorError: the message is damaged, foreign or of another version, or holds anything but that. All
@@ -122,7 +122,7 @@ class IndexCode:
         kept = int(words[0])
         if kept > self.count:
             raise CommunicatorError(f"{name}: {kept} indices, more than the {self.count} agreed")
-        return torch.from_numpy(self.read(words[1:], kept, name=name)).to(message.device)
+        return torch.from_numpy(self.read(words[1:], kept, name=name))
 
     def read(self, words: NDArray[np.uint64], kept: int, *, name: str) -> NDArray[np.int32]:
         """The ``kept`` positions, at most ``count``, that :meth:`write` has written.

@@ -15,6 +15,7 @@ FREE = Speeds(
     merge=0.0,
     encode_index=0.0,
     decode_index=0.0,
+    unite=0.0,
     encode_values=dict.fromkeys(CPU.encode_values, 0.0),
     decode_values=dict.fromkeys(CPU.decode_values, 0.0),
     message=0.0,
