@@ -127,7 +127,7 @@ def union(proposals: Sequence[Tensor], device: torch.device) -> Tensor:
 
 @compiled
 def _set_bits(positions: Array, words: Array) -> Any:
-    """Set the bits at ``positions`` (int32, ascending, below 64 * len(words)) of ``words`` (uint64); counts new ones."""
+    """Set the bits at ``positions`` (int32, ascending, below 64 * len(words)) of ``words`` (uint64); counts new."""
     current, word, new = 0, np.uint64(0), np.uint64(0)
     for position in positions:
         place = position >> 6
