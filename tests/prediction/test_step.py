@@ -71,6 +71,22 @@ def test_where_processors_are_shared_messages_hide_behind_compute_alone(
     assert replace(speeds, shared=2.0).times(3).shared == 2.0, "no time, and not three times as long"
 
 
+@given(policies, st.sampled_from([CPU, GPU]), ranks_of, st.floats(1e6, 1e12), st.floats(1, 8), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_only_waits_for_a_shared_processor_hide_behind_compute(
+    policy: Policy, speeds: Speeds, ranks: int, rate: float, factor: float, asked: bool
+) -> None:
+    setting = at(Setting(MODEL, ranks, LINK, speeds, BUCKET_BYTES, asked=asked), rate)
+    alone = predict(setting, policy).local_seconds
+    shared = replace(setting, speeds=replace(speeds.times(factor), shared=factor))
+    found, slack = predict(shared, policy).local_seconds, 1 + 1e-9
+    assert alone <= found * slack, "its own work each rank has to do"
+    assert factor * alone - MODEL.compute_seconds <= found * slack, "no more can be hidden than there is compute"
+    assert found <= factor * alone * slack
+    if policy.local_steps is not None:
+        assert found == pytest.approx(factor * alone), "that exchange hides behind nothing"
+
+
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.name)
 def test_one_rank_has_no_network(policy: Policy) -> None:
     found = predict(Setting(MODEL, 1, Link(1.0), CPU, BUCKET_BYTES), policy)
