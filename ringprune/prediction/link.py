@@ -100,7 +100,7 @@ class MeasuredLink:
                 raise ConfigurationError(f"{kind}: two points or more, payloads ascending; got {points}")
 
     def seconds(self, kind: Kind, payload: float, ranks: int) -> float:
-        """What a collective takes; beyond the largest message that was measured as from the last to it.
+        """What a collective takes; beyond the largest message that was measured as from the smallest to it.
 
         Raises:
             ConfigurationError: the kind, or that number of ranks, was not measured.
@@ -110,16 +110,23 @@ class MeasuredLink:
         if kind not in self.points or ranks != self.ranks:
             raise ConfigurationError(f"{kind} was not measured on {ranks} ranks")
         points = self.points[kind]
-        low, high = next((pair for pair in pairwise(points) if payload <= pair[1][0]), (points[-2], points[-1]))
-        # Noise may have made a longer message the quicker one; a still longer one is not quicker for that.
-        slope = max(0.0, high[1] - low[1]) / (high[0] - low[0])
-        return max(0.0, low[1] + slope * max(0.0, payload - low[0]))
+        last = points[-1][0]
+        if payload <= last:
+            return _between(next(pair for pair in pairwise(points) if payload <= pair[1][0]), payload)
+        # The last two lie too near to each other to go on from: what noise they have would grow with the message.
+        return max(_between((points[-2], points[-1]), last), _between((points[0], points[-1]), payload))
 
     @property
     def bytes_per_second(self) -> float:
         """What the longest allreduce that was measured sent and received per second, on each rank."""
         payload, seconds = self.points["allreduce"][-1]
         return 2 * (self.ranks - 1) / self.ranks * payload / max(seconds, 1e-9)
+
+
+def _between(ends: tuple[tuple[float, float], tuple[float, float]], payload: float) -> float:
+    """On the line through two points; noise may have made the longer message the quicker one, no longer one is that."""
+    (low, at_low), (high, at_high) = ends
+    return max(0.0, at_low + max(0.0, at_high - at_low) / (high - low) * max(0.0, payload - low))
 
 
 def _ways(kind: Kind, payload: float, ranks: int) -> list[tuple[int, float]]:
