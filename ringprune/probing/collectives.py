@@ -16,7 +16,7 @@ SIZES = tuple(1 << power for power in (2, 14, 16, 18, 20, 22, 24))
 """Bytes of payload: one that says what a collective takes at all, and longer ones until they take long enough."""
 
 SHORT_TIMES, LONG_TIMES = 9, 3  # repetitions, of which the median counts
-LONG_SECONDS = 0.05
+LONG_SECONDS = 0.1
 """A message that takes this long tells what the next larger one takes."""
 
 
