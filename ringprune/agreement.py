@@ -20,7 +20,7 @@ from ringprune.validation import one_of, whole_number
 
 __all__ = ["Proposals", "Roots", "union"]
 
-SPARSE = 1000
+SPARSE = 500
 """Entries per index proposed from which on sorting is faster than to look for the bits that are set."""
 
 

@@ -24,9 +24,10 @@ class Averages:
         self._packed, self._written = packed, Taken(params)
         self._told = False
 
-    def written(self) -> None:
-        """The averages are there, and the program's turn comes."""
-        for index in self._packed if not self._told else ():
+    def written(self, *, watched: bool) -> None:
+        """The averages of a step are there; ``watched``: entries are kept back, and the program's turn comes."""
+        self._written.forget()
+        for index in self._packed if watched and not self._told else ():
             self._written.take(index)
 
     def used(self, *, tell: bool) -> None:

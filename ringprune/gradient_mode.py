@@ -40,8 +40,8 @@ class GradientMode(Mode):
         self._specs, self._packed = parts.specs, [policy.routing.packed(spec) for spec in parts.specs]
         self._held: list[int] = []  # buckets that are full and wait for the end of the backward pass
         self._taken = Taken(parts.params)
-        pruned = policy.density.target < 1 and not parts.scale.enabled  # a scaler divides averages by its scale
-        self._averages = Averages(parts.params, [i for i, packed in enumerate(self._packed) if packed and pruned])
+        kept_back = self._packed if not parts.scale.enabled else []  # a scaler divides averages by its scale
+        self._averages = Averages(parts.params, [i for i, packed in enumerate(kept_back) if packed])
         self._all_keep, self._average = parts.nodes is None, parts.settings.mean.average
         takes_over = momentum.takes_over(parts.inner, policy.correction)
         super().__init__(parts, self._in_pieces(parts.params), velocity=takes_over, spare=self._overlap)
@@ -195,8 +195,7 @@ class GradientMode(Mode):
             self._verdict.clear()
         if self.timeline is not None:
             (self.timeline.exchanged if made else self.timeline.again)()
-        if made and not stepping:
-            self._averages.written()
+        self._averages.written(watched=made and not stepping and self.metrics.density < 1)
         return made
 
     def _finish_overlapped(self) -> bool:

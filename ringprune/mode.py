@@ -217,8 +217,8 @@ class Mode(ABC):
         """A step is made: count it, and note how high the learning rates are."""
         self.metrics.steps += 1
         for number, group in enumerate(self._inner.param_groups):
-            if isinstance(rate := group.get("lr"), float):  # what is a tensor may be on a GPU, to be waited for
-                self._highest[number] = max(self._highest.get(number, 0.0), rate)
+            if isinstance(rate := group.get("lr"), int | float):  # what is a tensor may be on a GPU, to be waited for
+                self._highest[number] = max(self._highest.get(number, 0.0), float(rate))
 
     # -- findings -----------------------------------------------------------------------------------------------------
 

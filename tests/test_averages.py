@@ -43,9 +43,40 @@ def test_clipping_pruned_averages_is_told_once_and_says_what_to_do(
     assert "clip_norm=" in message and "overlap=False" in message
 
 
+WARMING = rp.IWP(0.05, warmup=rp.Warmup(steps=50, start=1.0))
+
+
 @pytest.mark.parametrize("policy", [rp.Dense(), rp.IWP(1.0)], ids=["dense", "all of it"])
 def test_clipping_whole_averages_is_as_with_horovod(policy: rp.Policy, caplog: pytest.LogCaptureFixture) -> None:
     assert not told(caplog, policy, clip)
+
+
+def test_nothing_is_said_while_warm_up_sends_all(caplog: pytest.LogCaptureFixture) -> None:
+    assert not told(caplog, WARMING, clip, steps=1)
+    assert told(caplog, WARMING, clip, steps=3), "at a density of 0.94 and less something waits"
+
+
+def test_averages_that_are_given_up_are_not_compared_with_those_of_the_next_step(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A loop that leaves a step out, and clears gradients, changes no average of the step after it."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.IWP(0.05))
+        for step, batch in enumerate(batches(comm.rank, 4)):
+            loss_of(model, batch).backward()
+            optimizer.synchronize()
+            if step % 2:
+                with optimizer.skip_synchronize():
+                    optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+    with caplog.at_level(logging.WARNING, "ringprune"):
+        rp.simulate(2, rank)
+    assert not [record for record in caplog.records if "averages" in record.getMessage()]
 
 
 @pytest.mark.parametrize(

@@ -38,12 +38,15 @@ def test_nobody_warns_where_the_rate_has_fallen(caplog: pytest.LogCaptureFixture
     assert not told(caplog, rp.IWP(0.05), 0.1)
 
 
-def test_a_rate_that_the_loop_has_lowered_itself_has_fallen(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("rate", [0.05, 1], ids=str)
+def test_a_rate_that_the_loop_has_lowered_itself_has_fallen(rate: float, caplog: pytest.LogCaptureFixture) -> None:
     """Without a schedule of torch nobody knew what the rate had been."""
 
     def rank(comm: rp.comm.Communicator) -> None:
         model = make_model()
         optimizer = wrap(model, comm, rp.IWP(0.05))
+        for group in optimizer.param_groups:
+            group["lr"] = rate
         run(model, optimizer, comm.rank, 2)
         for group in optimizer.param_groups:
             group["lr"] *= 0.01

@@ -18,6 +18,7 @@ from ringprune.stats_log import read
 from tests.training import batches, loss_of, make_model, wrap
 
 IWP = rp.IWP(0.05)
+STEADY = ("steady_bytes_sent", "steady_dense_equivalent_bytes")
 LINE = '{"calls": 4, "elapsed_seconds": 1.5, "values": {"loss": 0.25}, "stats": {"bytes_sent": 3.5}}\n'
 
 
@@ -134,6 +135,23 @@ def test_a_resumed_run_goes_on_with_its_file(tmp_path: Path, capsys: pytest.Capt
     assert row["steady_wire_ratio"] == pytest.approx(dense / total), "there is no warm-up; it was that of the last part"
     assert min(end["wire_ratio"] for end in ends) <= row["wire_ratio"] <= max(end["wire_ratio"] for end in ends)
     assert main(["report", str(path), "--plot", str(tmp_path / "run.png")]) == 0
+
+
+def test_warm_up_is_in_no_steady_ratio_of_a_resumed_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A part that had ended within warm-up came in with all that it had sent."""
+    path, warming = tmp_path / "run.jsonl", rp.IWP(0.05, warmup=rp.Warmup(steps=4, start=1.0))
+    logged(path, warming, steps=3)
+    (row,) = report(capsys, str(path))
+    assert row["steady_wire_ratio"] == row["wire_ratio"], "nothing is steady yet"
+    second = logged(path, rp.IWP(0.05), steps=5, append=True)
+    (row,) = report(capsys, str(path))
+    assert row["wire_ratio"] < row["steady_wire_ratio"] == pytest.approx(second["wire_ratio"])
+    older = [json.loads(text) for text in path.read_text().splitlines()]
+    for line in older:
+        line["stats"] = {name: n for name, n in line["stats"].items() if name not in STEADY}
+    path.write_text("".join(json.dumps(line) + "\n" for line in older))
+    (row,) = report(capsys, str(path))
+    assert row["steady_wire_ratio"] == pytest.approx(second["steady_wire_ratio"]), "as logs of before tell it"
 
 
 def test_what_a_last_flush_sends_is_in_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

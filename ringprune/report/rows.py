@@ -74,9 +74,11 @@ def _count(line: Line, name: str) -> float:
 def _ratio(parts: Sequence[Sequence[Line]], stretch: str = "") -> float | None:
     """Dense float32 bytes over those sent, of all parts; ``stretch`` is ``"steady_"`` for what follows warm-up."""
     ends = [part[-1]["stats"] for part in parts]
-    if len(ends) == 1:
-        ratio: float | None = ends[0].get(f"{stretch}wire_ratio")
-        return ratio
     names = (f"{stretch}bytes_sent", f"{stretch}dense_equivalent_bytes")
-    total, dense = (sum(float(end.get(name, 0.0)) for end in ends) for name in names)
+    if len(ends) == 1 or any(name not in end for end in ends for name in names):  # logs of before have no such sums
+        ratio: float | None = ends[-1].get(f"{stretch}wire_ratio")
+        return ratio
+    total, dense = (sum(float(end[name]) for end in ends) for name in names)
+    if stretch and not dense:  # warm-up is not over
+        return _ratio(parts)
     return dense / total if total else None
