@@ -41,7 +41,8 @@ def test_a_gpus_moments_are_read_after_one_synchronisation(monkeypatch: pytest.M
         def __init__(self, enable_timing: bool) -> None:
             assert enable_timing
 
-        def record(self) -> None:
+        def record(self, stream: str) -> None:
+            assert stream == "stream of cuda:1"
             self.number = did.count("record")
             did.append("record")
 
@@ -49,12 +50,13 @@ def test_a_gpus_moments_are_read_after_one_synchronisation(monkeypatch: pytest.M
             return float(other.number - self.number)
 
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: did.append("wait"))
-    clock = CudaClock()
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: did.append(f"wait for {device}"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    clock = CudaClock(torch.device("cuda:1"))
     moments = [clock.now() for _ in range(4)]
     assert did == ["record"] * 4
     assert clock.since(moments[0], moments) == [0, 1, 2, 3]
-    assert did == ["record"] * 4 + ["wait"]
+    assert did == ["record"] * 4 + ["wait for cuda:1"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -64,6 +64,9 @@ class Recorder:
     alltoall = _passed_on("alltoall")
     shift = _passed_on("shift")
 
+    def message_device(self, device: torch.device) -> torch.device:
+        return self._comm.message_device(device)
+
     def divide(self, *arguments: Any, **options: Any) -> Any:
         """Not noted: what goes on inside a node is another communicator's."""
         return self._comm.divide(*arguments, **options)
