@@ -64,7 +64,8 @@ class Recorder:
     alltoall = _passed_on("alltoall")
     shift = _passed_on("shift")
 
-    def message_device(self, device: torch.device) -> torch.device:
+    def message_device(self, device: Any) -> Any:
+        """As the communicator has it."""
         return self._comm.message_device(device)
 
     def divide(self, *arguments: Any, **options: Any) -> Any:
