@@ -3,8 +3,9 @@
 # Without PYTHON it is .venv's, where there is one, otherwise python3.
 #
 # Needs a Python with torch built for CUDA, setuptools >= 77, numpy and numba, and nvcc. What else is missing is said in
-# one line, and what needs it is skipped: ninja, pytest and hypothesis (tests), compute-sanitizer. Neither Horovod, MPI nor a network is
-# needed. The extension is built in a copy that is deleted afterwards. A table comes last. At most 8 minutes.
+# one line, and what needs it is skipped: ninja, pytest and hypothesis (tests), compute-sanitizer. Neither Horovod, MPI
+# nor a network is needed. The extension is built in a copy that is deleted afterwards. A table comes last. At most 8
+# minutes.
 #
 # Exit status: 0 all that ran is well; 1 something failed; 3 no torch with CUDA or no GPU, nothing was checked.
 

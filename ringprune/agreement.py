@@ -6,15 +6,15 @@ In the IWP paper's words a root is a leader.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ringprune import counter_rng
+from ringprune.bitmap import read_bitmap, set_bits
 from ringprune.comm.communicator import Communicator, Handle
-from ringprune.compiled import compiled, ones, trailing_zeros
 from ringprune.errors import ConfigurationError
 from ringprune.validation import one_of, whole_number
 
@@ -22,10 +22,6 @@ __all__ = ["Proposals", "Roots", "union"]
 
 SPARSE = 500
 """Entries per index proposed from which on sorting is faster than to look for the bits that are set."""
-
-
-# numba finds types out by itself; the dtypes of arrays stand in the docstrings.
-Array: TypeAlias = Any
 
 
 @dataclass(frozen=True)
@@ -119,36 +115,7 @@ def union(proposals: Sequence[Tensor], device: torch.device) -> Tensor:
         return merged
     # They are in order already: a bit for each possible index is read and written faster than they are sorted again.
     words = np.zeros(-(-numel // 64), np.uint64)
-    count = sum(_set_bits(proposal.numpy(), words) for proposal in found)
+    count = sum(set_bits(proposal.numpy(), words) for proposal in found)
     indices = np.empty(count, np.int32)
-    _read_bits(words, indices)
+    read_bitmap(words, numel, indices)
     return torch.from_numpy(indices)
-
-
-@compiled
-def _set_bits(positions: Array, words: Array) -> Any:
-    """Set the bits at ``positions`` (int32, ascending, below 64 * len(words)) of ``words`` (uint64); counts new."""
-    current, word, new = 0, np.uint64(0), np.uint64(0)
-    for position in positions:
-        place = position >> 6
-        if place != current:
-            new += ones(word & ~words[current])
-            words[current] |= word
-            current, word = place, np.uint64(0)
-        word |= np.uint64(1) << np.uint64(position & 63)
-    if positions.size:
-        new += ones(word & ~words[current])
-        words[current] |= word
-    return np.int64(new)
-
-
-@compiled
-def _read_bits(words: Array, positions: Array) -> None:
-    """Write the numbers of the bits set in ``words`` (uint64), as many as there are ``positions`` (int32)."""
-    count = 0
-    for place in range(words.size):
-        word = words[place]
-        while word != np.uint64(0):
-            positions[count] = (place << 6) + np.int64(trailing_zeros(word))
-            count += 1
-            word &= word - np.uint64(1)

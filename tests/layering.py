@@ -7,7 +7,7 @@
             +---> comm/<x>    +--> comm/communicator <+   (the protocol only)
         prediction: what a policy would take; importable by policies and all above them
     leaves, importable by all: errors, plan, slicing, metrics, compiled, counter_rng, validation, readers, guard,
-    row_sets, memory, pages, rank_words
+    row_sets, memory, pages, rank_words, bitmap
 """
 
 import ast
@@ -20,6 +20,7 @@ LEAVES = {"errors", "plan", "slicing", "metrics", "compiled", "counter_rng", "va
     "memory",
     "pages",
     "rank_words",
+    "bitmap",
 }
 STAGES = {"residual", "importance", "selection", "agreement", "packing", "wire", "reduction"} | {
     "local_steps",

@@ -135,7 +135,7 @@ def _repeat(
     bucket: Bucket, calls: dict[str, Call], budget: Budget, seed: int, tick: Callable[[float], None]
 ) -> tuple[dict[str, Times], bool]:
     """Time all calls on the state of one step, in an order drawn anew, make the step, and again."""
-    clock, random = stopwatch(bucket.device), Random(seed)
+    clock, random = stopwatch(bucket.device, busy=True), Random(seed)
     times = {name: Times() for name in calls}
     bucket.draw()
     for call in calls.values():  # once untimed: first touches of memory are no part of a step
@@ -202,7 +202,7 @@ def _graph_us(bucket: Bucket) -> float | None:
     except RuntimeError as error:
         print(f"ringprune bench select: the step cannot be captured in a CUDA graph: {error}", file=sys.stderr)
         return None
-    clock = stopwatch(bucket.device)
+    clock = stopwatch(bucket.device, busy=True)
     samples = []
     for _ in range(20):
         bucket.restore()  # each replay selects from the same state, with hints that fit it

@@ -102,13 +102,21 @@ BUSY_CYCLES = 2_000_000
 
 
 class DeviceClock:
-    """For CUDA: events around the call, behind other work, so launching counts only where it takes longer than that."""
+    """For CUDA: events around the call, so what the host does counts where the device waits for it.
+
+    Args:
+        busy: the device has other work before: launching counts only where it takes longer than that.
+    """
+
+    def __init__(self, *, busy: bool = False) -> None:
+        self._busy = busy
 
     def time(self, call: Call) -> tuple[Sample, Any]:
         """The time of ``call``, and what it returned."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
-        torch.cuda._sleep(BUSY_CYCLES)
+        if self._busy:
+            torch.cuda._sleep(BUSY_CYCLES)
         start.record()
         result = call()
         end.record()
@@ -116,9 +124,9 @@ class DeviceClock:
         return Sample(start.elapsed_time(end) / 1e3), result
 
 
-def stopwatch(device: torch.device) -> Stopwatch:
-    """The one for ``device``."""
-    return DeviceClock() if device.type == "cuda" else WallClock()
+def stopwatch(device: torch.device, *, busy: bool = False) -> Stopwatch:
+    """The one for ``device``; ``busy`` as for :class:`DeviceClock`."""
+    return DeviceClock(busy=busy) if device.type == "cuda" else WallClock()
 
 
 def _waited() -> float:

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ringprune.bitmap import read_bitmap, set_bits
 from ringprune.errors import CommunicatorError
 from ringprune.ops import MAX_POSITIONS, PAD
 from ringprune.validation import one_of
-from ringprune.wire.bitmap import fill_bitmap, read_bitmap
 from ringprune.wire.elias_fano import fill_elias_fano, read_elias_fano
 from ringprune.wire.message import FRAME_BYTES, WIRE_VERSION, new_message, open_message, seal
 
@@ -99,7 +99,7 @@ class IndexCode:
         if self.coding == "list":
             first.view(np.int32)[: positions.size] = positions
         elif self.coding == "bitmap":
-            fill_bitmap(positions, first)
+            set_bits(positions, first)
         else:
             fill_elias_fano(positions, self.width, first, second)
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ringprune.bitmap import read_bitmap
 from ringprune.errors import CommunicatorError, ConfigurationError
 from ringprune.ops import PAD
 from ringprune.wire import INDEX_FORMATS, elias_fano, index_code
-from ringprune.wire.bitmap import read_bitmap
 from ringprune.wire.elias_fano import read_elias_fano
 from ringprune.wire.indices import _CODES
 from ringprune.wire.message import FRAME_BYTES, seal

@@ -7,9 +7,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ringprune.compiled import compiled, trailing_zeros
+from ringprune.compiled import compiled, ones, trailing_zeros
 
-__all__ = ["fill_bitmap", "read_bitmap"]
+__all__ = ["read_bitmap", "set_bits"]
 
 # numba finds types out by itself; the dtypes of arrays stand in the docstrings.
 Array: TypeAlias = Any
@@ -18,17 +18,23 @@ Flag: TypeAlias = Any
 
 
 @compiled
-def fill_bitmap(positions: Array, words: Array) -> None:
-    """Set the bits at ``positions`` (int32, ascending, below 64 * len(words)) of ``words`` (uint64, zeros)."""
-    current, word = 0, np.uint64(0)
+def set_bits(positions: Array, words: Array) -> Number:
+    """Set the bits at ``positions`` (int32, ascending, below 64 * len(words)) of ``words`` (uint64).
+
+    Returns how many of them were not set before.
+    """
+    current, word, new = 0, np.uint64(0), np.uint64(0)
     for position in positions:
         place = position >> 6
         if place != current:
-            words[current] = word
+            new += ones(word & ~words[current])
+            words[current] |= word
             current, word = place, np.uint64(0)
         word |= np.uint64(1) << np.uint64(position & 63)
     if positions.size:
-        words[current] = word
+        new += ones(word & ~words[current])
+        words[current] |= word
+    return np.int64(new)
 
 
 @compiled
