@@ -12,11 +12,12 @@ from ringprune.checkpoint import Origin, divide_sums
 from ringprune.embedding import any_embeddings
 from ringprune.errors import NonFiniteGradientError, RankMismatchError, UsageError
 from ringprune.mode import Mode, Parts, tell_of_rates
+from ringprune.other_wrappers import averaged_elsewhere
 from ringprune.packing import no_rows
 from ringprune.plan import Bucket
 from ringprune.residual import Correction
 from ringprune.scaling import check_halves
-from ringprune.taken import Taken
+from ringprune.taken import CHANGED, Taken
 from ringprune.timeline import Timeline
 
 __all__ = ["GradientMode"]
@@ -103,13 +104,8 @@ class GradientMode(Mode):
 
     def _note_changes(self) -> None:
         """Gradients that were changed since an exchange took them: what was meant would be lost, or made in part."""
-        for i in self._taken.changed():
-            self._verdict.note_fault(
-                f"the gradient of {self._specs[i].name!r} was changed between backward() and step(), or by a hook that "
-                "was registered after the optimizer was wrapped, while it was exchanged. To clip each rank's own, wrap "
-                "with overlap=False, or let the policy clip where it can (clip_norm of IWP, clip_norm_per_tensor of "
-                "IWP, DGC and OkTopk). Averages of what is sent whole may be changed between synchronize() and step()"
-            )
+        if changed := self._taken.changed():
+            self._verdict.note_fault(averaged_elsewhere(self.params) or CHANGED.format(self._specs[changed[0]].name))
         self._taken.forget()
 
     def _factors(self, grads: Sequence[Tensor]) -> list[float]:

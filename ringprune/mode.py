@@ -20,6 +20,7 @@ from ringprune.errors import UsageError
 from ringprune.exchange import Exchange
 from ringprune.guard import Guard
 from ringprune.metrics import Metrics
+from ringprune.other_wrappers import averaged_elsewhere
 from ringprune.plan import Bucket, ParamSpec, Plan
 from ringprune.policies import Policy
 from ringprune.reduction import Mean
@@ -216,6 +217,8 @@ class Mode(ABC):
     def _stepped(self) -> None:
         """A step is made: count it, and note how high the learning rates are."""
         self.metrics.steps += 1
+        if self.metrics.steps == 1 and (said := averaged_elsewhere(self.params)):
+            self.note_fault(said)  # by what a framework has made since the optimizer was wrapped
         for number, group in enumerate(self._inner.param_groups):
             if isinstance(rate := group.get("lr"), int | float):  # what is a tensor may be on a GPU, to be waited for
                 self._highest[number] = max(self._highest.get(number, 0.0), float(rate))

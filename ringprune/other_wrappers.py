@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from ringprune.errors import ConfigurationError
 
-__all__ = ["check_not_averaged"]
+__all__ = ["averaged_elsewhere", "check_not_averaged"]
 
 _MODULES = {
     "DistributedDataParallel": "keep it and register ringprune.ddp_hook with it, or wrap the plain model's parameters "
-    "without it",
+    "without it. Where a framework makes it, set its require_backward_grad_sync = False: then it averages nothing",
     "FullyShardedDataParallel": "RingPrune exchanges whole gradients; wrap the plain model's parameters",
 }
 
@@ -22,18 +22,25 @@ _MODULES = {
 def check_not_averaged(params: Iterable[Tensor]) -> None:
     """Check that nobody else averages the gradients of ``params``.
 
-    Their hooks are out of sight, so their objects are looked for: nothing else tells that dense gradients travel too.
-
     Raises:
         ConfigurationError: a module of torch.distributed or an optimizer of Horovod does.
     """
+    if said := averaged_elsewhere(params):
+        raise ConfigurationError(said)
+
+
+def averaged_elsewhere(params: Iterable[Tensor]) -> str | None:
+    """Who else averages the gradients of ``params``, and what to do about it; None where nobody does.
+
+    Their hooks are out of sight, so their objects are looked for: nothing else tells that dense gradients travel too.
+    """
     if not _possible():
-        return
+        return None
     ids = {id(param) for param in params}
     if _found(ids):
         gc.collect()  # what nobody holds any more does no harm
-        if said := _found(ids):
-            raise ConfigurationError(said)
+        return _found(ids)
+    return None
 
 
 def _possible() -> bool:
@@ -61,6 +68,8 @@ def _found(ids: set[int]) -> str | None:
 
 
 def _averaged(wrapper: Any) -> set[int]:
-    """What such a module averages: nothing that it was told to leave alone."""
+    """What such a module averages: nothing that it was told to leave alone, or not at all."""
+    if getattr(wrapper, "require_backward_grad_sync", True) is False:
+        return set()
     ignored = getattr(wrapper, "parameters_to_ignore", ())
     return {id(param) for name, param in wrapper.module.named_parameters() if name not in ignored}

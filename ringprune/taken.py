@@ -6,7 +6,15 @@ from torch import Tensor
 
 from ringprune.memory import held_alone, is_shared
 
-__all__ = ["Taken"]
+__all__ = ["CHANGED", "Taken"]
+
+CHANGED = (
+    "the gradient of {!r} was changed between backward() and step(), or by a hook that was registered after the "
+    "optimizer was wrapped, while it was exchanged. To clip each rank's own, wrap with overlap=False, or let the "
+    "policy clip where it can (clip_norm of IWP, clip_norm_per_tensor of IWP, DGC and OkTopk). Averages of what is "
+    "sent whole may be changed between synchronize() and step()"
+)
+"""What a gradient that was changed means to who changed it."""
 
 
 class Taken:

@@ -55,6 +55,67 @@ def test_a_model_that_ddp_averages_is_refused(overlap: bool) -> None:
     rp.simulate(1, rank)
 
 
+@pytest.mark.parametrize(
+    ("policy", "overlap", "after"),
+    [(rp.IWP(0.1), True, 1), (rp.IWP(0.1), False, 2), (rp.IWP(0.1, local_steps=3), True, 3), (rp.P3(), True, 2)],
+)
+@pytest.mark.usefixtures("alone")
+def test_ddp_made_after_the_wrapper_is_told_at_the_next_exchange(policy: rp.Policy, overlap: bool, after: int) -> None:
+    """As transformers.Trainer does. With local steps DDP sent all gradients whole, and statistics told of few bytes."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = rp.DistributedOptimizer(
+            plain_sgd(model.parameters()),
+            model.named_parameters(),
+            policy=policy,
+            comm=comm,
+            overlap=overlap,
+            model=model,
+        )
+        ddp = DistributedDataParallel(model)
+        inputs = torch.ones(2, next(model.parameters()).shape[1])
+        with pytest.raises(rp.UsageError, match=r"averages .* require_backward_grad_sync = False"):
+            for step in range(after):
+                optimizer.zero_grad()
+                ddp(inputs).sum().backward()
+                optimizer.step()
+                assert step + 1 < after, "the exchange after the first step tells"
+        optimizer.close()
+
+    rp.simulate(1, rank)
+
+
+@pytest.mark.parametrize("policy", [rp.IWP(0.1), rp.IWP(0.1, local_steps=2)])
+@pytest.mark.usefixtures("alone")
+def test_ddp_that_averages_nothing_may_stay(policy: rp.Policy) -> None:
+    """What frameworks make, told to keep still: the same weights as without it."""
+
+    def rank(comm: rp.comm.Communicator, *, before: bool, after: bool) -> dict[str, torch.Tensor]:
+        torch.manual_seed(1)
+        model = make_model()
+        called: nn.Module = model
+        if before:
+            called = DistributedDataParallel(model)
+            called.require_backward_grad_sync = False
+        optimizer = wrapped(model, comm, policy=policy)
+        if after:
+            called = DistributedDataParallel(model)
+            called.require_backward_grad_sync = False
+        inputs = torch.ones(2, next(model.parameters()).shape[1])
+        for _ in range(4):
+            optimizer.zero_grad()
+            called(inputs).sum().backward()
+            optimizer.step()
+        optimizer.close()
+        return model.state_dict()
+
+    (plain,) = rp.simulate(1, lambda comm: rank(comm, before=False, after=False))
+    for before in (False, True):
+        (kept,) = rp.simulate(1, lambda comm, before=before: rank(comm, before=before, after=not before))
+        assert all(torch.equal(kept[name], value) for name, value in plain.items())
+
+
 def test_parameters_that_horovods_optimizer_averages_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both exchanged; Horovod then said that backward_passes_per_step was to be increased."""
     monkeypatch.setitem(sys.modules, "horovod.torch", cast("Any", SimpleNamespace(is_initialized=lambda: False)))
