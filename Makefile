@@ -12,7 +12,7 @@ SOURCES = setup.py ringprune tests examples mpi_scripts
 CLANG_FORMAT = find csrc tests \( -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' \) -exec $(RUN) clang-format
 
 .DEFAULT_GOAL := help
-.PHONY: help environment demo test fuzz tsan lint format bench docs clean distclean
+.PHONY: help environment demo test frameworks fuzz tsan lint format bench docs clean distclean
 
 help: ## List these commands
 	@awk -F ' ## ' '/^[a-z]+:.* ## / { sub(/:.*/, "", $$1); printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -28,6 +28,10 @@ demo: environment ## Train with plain Horovod and with RingPrune side by side; r
 
 test: environment ## Run all tests; ARGS goes to pytest
 	$(RUN) python -m pytest --numprocesses $(WORKERS) $(ARGS)
+
+frameworks: environment ## Add Accelerate, Lightning and transformers to .venv, and test with them
+	$(RUN) python -m pip install --quiet --no-deps --requirement mpi_scripts/environment/frameworks.txt
+	$(RUN) python -m pytest tests/examples/test_frameworks.py
 
 fuzz: environment ## Call the native kernels with random arguments under AddressSanitizer and UBSan, 60 s
 	$(RUN) python -m tests.sanitizers address $(ARGS)

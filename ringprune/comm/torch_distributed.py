@@ -324,7 +324,11 @@ def _new_group(like: Any, timeout: float | None, ranks: list[int] | None = None)
     # The back end's own clock runs from the start of a collective, ours from when somebody waits for it: its limit is
     # kept out of the way of shorter ones.
     limit = USUAL_LIMIT if timeout is None else max(USUAL_LIMIT, timedelta(seconds=2 * timeout))
-    return dist.new_group(ranks, limit, backend=dist.get_backend_config(like), group_desc="ringprune")
+    config = dist.get_backend_config(like)
+    names = {pair.split(":")[1] for pair in config.split(",")}
+    # Of "cpu:gloo,cuda:gloo" torch 2.13 warns at the end of a process that has used DistributedDataParallel.
+    backend = names.pop() if len(names) == 1 else config
+    return dist.new_group(ranks, limit, backend=backend, group_desc="ringprune")
 
 
 def _moved(tensor: Tensor) -> Tensor:

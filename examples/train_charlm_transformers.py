@@ -1,0 +1,132 @@
+"""Train a small GPT with the Trainer of transformers, whose DistributedDataParallel averages nothing.
+
+    torchrun --nproc-per-node 2 examples/train_charlm_transformers.py
+    torchrun --nproc-per-node 2 examples/train_charlm_transformers.py --hook
+
+RingPrune exchanges instead. With --hook DDP stays at work and hands RingPrune its gradients: one exchange a step.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from data.source_text import SYMBOLS, corpus, windows
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+
+import ringprune as rp
+
+LENGTH = 63  # characters that the model reads at a time, and one more
+
+
+class LocalSteps(Trainer):
+    """A Trainer for an optimizer of RingPrune: between exchanges the ranks' weights differ."""
+
+    def training_step(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        """DDP, which the Trainer has put around the model, averages nothing."""
+        model.require_backward_grad_sync = False
+        return super().training_step(model, *args, **kwargs)
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate what the ranks share."""
+        with self.distributed.shared_weights():
+            return super().evaluate(*args, **kwargs)
+
+    @property
+    def distributed(self) -> rp.DistributedOptimizer:
+        """The optimizer, without what Accelerate has put around it."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+
+class Flush(TrainerCallback):
+    """The Trainer saves what rank 0 has: after a flush it serves every rank."""
+
+    def __init__(self, optimizer: rp.DistributedOptimizer) -> None:
+        self.optimizer = optimizer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """On all ranks, before what was decided to be saved is."""
+        if control.should_save:
+            self.optimizer.flush()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+        """The model that is left is the same on every rank."""
+        self.optimizer.flush()
+
+
+class Hooked(Trainer):
+    """A Trainer that gives DDP a hook before the first step."""
+
+    hook: Any = None
+
+    def training_step(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        """DDP averages through RingPrune."""
+        if self.hook is None:
+            policy = rp.IWP(density=0.05, clip_norm=1.0, warmup=rp.Warmup(20))
+            self.hook = rp.ddp_hook(policy, named_parameters=model.named_parameters())
+            model.register_comm_hook(None, self.hook)
+        return super().training_step(model, *args, **kwargs)
+
+
+class Text(Dataset):
+    """Rows of characters, to be predicted from those before them."""
+
+    def __init__(self, text: Tensor) -> None:
+        self.rows = windows(text, LENGTH)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        row = self.rows[index].long()
+        return {"input_ids": row, "labels": row}
+
+
+def main() -> None:
+    """Train, evaluate, save, and report what was sent."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--hook", action="store_true")
+    parser.add_argument("--folder", type=Path, default=Path("build/transformers"), help="for checkpoints")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="a checkpoint to go on from")
+    options = parser.parse_args()
+    args = TrainingArguments(
+        str(options.folder),
+        max_steps=options.steps,
+        per_device_train_batch_size=8,
+        learning_rate=3e-3,
+        lr_scheduler_type="cosine",
+        warmup_steps=options.steps // 10,
+        max_grad_norm=0.0 if options.hook else 1.0,  # a hook's policy clips, before gradients are exchanged
+        save_steps=options.steps // 2,
+        logging_steps=50,
+        report_to=[],
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available(),
+        ddp_backend="nccl" if torch.cuda.is_available() else "gloo",
+    )
+    text = corpus()
+    torch.manual_seed(1)
+    sizes = {"vocab_size": SYMBOLS, "n_positions": LENGTH + 1, "n_embd": 128, "n_layer": 2, "n_head": 4}
+    model = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)).to(args.device)
+    own: dict[str, Any] = {}
+    if not options.hook:
+        optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate, (0.9, 0.95), weight_decay=0.01)
+        optimizer = rp.DistributedOptimizer(optimizer, model.named_parameters(), policy="iwp", comm="torch")
+        own = {"optimizers": (optimizer, None), "callbacks": [Flush(optimizer)]}
+    kind = Hooked if options.hook else LocalSteps
+    trainer = kind(model=model, args=args, train_dataset=Text(text.train), eval_dataset=Text(text.validation), **own)
+    trainer.train(resume_from_checkpoint=options.resume)
+    loss = trainer.evaluate()["eval_loss"]
+    ratio = (trainer.hook if options.hook else optimizer).stats()["wire_ratio"]
+    if trainer.is_world_process_zero():
+        print(f"characters with transformers: validation loss {loss:.3f}, {ratio:.1f} times fewer bytes than dense")
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()  # Gloo lets go of what it has sent: or a process may wait, or be aborted, at its end
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
