@@ -124,7 +124,7 @@ def main() -> None:
     if trainer.is_world_process_zero():
         print(f"characters with transformers: validation loss {loss:.3f}, {ratio:.1f} times fewer bytes than dense")
     if torch.distributed.is_initialized():
-        torch.distributed.barrier()  # Gloo lets go of what it has sent: or a process may wait, or be aborted, at its end
+        torch.distributed.barrier()  # or a process of Gloo may wait for ever, or be aborted, at its end
         torch.distributed.destroy_process_group()
 
 

@@ -108,7 +108,7 @@ def main() -> None:
     if trainer.is_global_zero:
         right = float(trainer.callback_metrics["right"])
         print(f"digits with Lightning: {right:.1%} right, {ratio:.1f} times fewer bytes than dense")
-    torch.distributed.barrier()  # Gloo lets go of what it has sent: or a process may wait, or be aborted, at its end
+    torch.distributed.barrier()  # or a process of Gloo may wait for ever, or be aborted, at its end
     torch.distributed.destroy_process_group()
 
 

@@ -170,8 +170,11 @@ def test_what_cannot_go_with_rows_is_refused_with_its_reason() -> None:
         rp.Rows(values="int8")
     with pytest.raises(rp.ConfigurationError, match="rows with ddp_hook"):
         rp.ddp_hook(rp.Parallax(), comm="mpi")
-    with pytest.raises(rp.ConfigurationError, match=r'policy="auto" goes with ringprune\.DistributedOptimizer alone'):
-        rp.ddp_hook("auto", comm="mpi")
+    for auto in ("auto", rp.Auto()):  # the second was told to be a policy such as IWP
+        with pytest.raises(
+            rp.ConfigurationError, match=r'policy="auto" goes with ringprune\.DistributedOptimizer alone'
+        ):
+            rp.ddp_hook(auto, comm="mpi")
     with pytest.raises(rp.ConfigurationError, match="schedule with ddp_hook"):
         rp.ddp_hook(rp.P3(), comm="mpi")  # it was accepted, and made no difference
 

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Literal, get_args
 
 from ringprune.advise.overheads import overheads
-from ringprune.comm.choice import connect, started
+from ringprune.comm.choice import check_installed, connect, started
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import ConfigurationError, RingPruneError
 from ringprune.prediction import Kind, Link, MeasuredLink, Speeds
@@ -58,6 +58,7 @@ def measure_job(over: Over, *, processors: bool) -> Job:
         DependencyError: that library is missing.
         UsageError: the launcher is not one of that library.
     """
+    check_installed(over)
     with _ranks(over) as ranks:
         link = probe(ranks)
         # Before Horovod is there: its threads, which wait for one another without a pause, would take half of the time.

@@ -14,7 +14,7 @@ from ringprune.comm.outside import OutsideCommunicator
 from ringprune.errors import ConfigurationError, DependencyError, UsageError
 from ringprune.validation import real_number
 
-__all__ = ["connect", "place_open_mpi", "started"]
+__all__ = ["check_installed", "connect", "place_open_mpi", "started"]
 
 OPTIONS = {
     "horovod": ("process_set", "timeout"),
@@ -64,6 +64,15 @@ def connect(kind: str | None = None, **options: Any) -> Communicator:
     if group is None and comm.size == 1:
         _check_alone(kind)
     return comm
+
+
+def check_installed(kind: str) -> None:
+    """Check that the package for ``kind`` is there; nothing of it is started but MPI.
+
+    Raises:
+        DependencyError: it is missing; the message says what to do.
+    """
+    _communicator_class(kind)
 
 
 @contextmanager
@@ -160,6 +169,6 @@ def place_open_mpi() -> None:
 def _missing(kind: str, error: Exception) -> DependencyError:
     package = {"horovod": "Horovod", "mpi": "mpi4py", "torch": "torch.distributed"}[kind]
     return DependencyError(
-        f'connect("{kind}"): {package} cannot be used here ({error}). Install it with '
-        f'"pip install ringprune[{kind}]"; the README says what it needs.'
+        f'connect("{kind}"): {package} cannot be used here ({error}). "python -m ringprune doctor" prints the command '
+        "that mends it"
     )

@@ -2,9 +2,10 @@
 
 import difflib
 from collections.abc import Callable
+from typing import Any
 
 from ringprune.comm.communicator import Communicator
-from ringprune.errors import ArgumentTypeError, ConfigurationError
+from ringprune.errors import ArgumentTypeError, ConfigurationError, RingPruneError
 from ringprune.policies.dense import Dense
 from ringprune.policies.dgc import DGC
 from ringprune.policies.iwp import IWP
@@ -48,6 +49,8 @@ POLICIES: dict[str, Callable[[], Policy]] = {
 }
 """Every policy by name, with its default settings."""
 
+_AUTO = 'policy="auto" goes with ringprune.DistributedOptimizer alone; name a policy here'
+
 
 def as_policy(policy: Policy | str) -> Policy:
     """A policy from itself or from its name.
@@ -59,13 +62,10 @@ def as_policy(policy: Policy | str) -> Policy:
     if isinstance(policy, Policy):
         return policy
     if not isinstance(policy, str):
-        raise ArgumentTypeError(
-            f"policy={policy!r}: a policy such as ringprune.IWP(density=0.01), or its name as a string"
-            + (f"; call it: ringprune.{policy.__name__}()" if policy in POLICIES.values() else "")
-        )
+        raise _no_policy(policy)
     if policy not in POLICIES:
         if policy == "auto":
-            raise ConfigurationError('policy="auto" goes with ringprune.DistributedOptimizer alone; name a policy here')
+            raise ConfigurationError(_AUTO)
         name, _, settings = policy.partition(":")
         near = difflib.get_close_matches(name.lower().replace("-", "_"), [*POLICIES, "auto"], n=1)
         near = ["iwp"] if name == "recommended" else near  # ringprune.recommended() is what "iwp" gives
@@ -74,6 +74,15 @@ def as_policy(policy: Policy | str) -> Policy:
             hint = f"; settings are arguments of its function, such as ringprune.IWP({settings.replace(':', ', ')})"
         raise ConfigurationError(f"policy={policy!r}: one of {', '.join(map(repr, [*POLICIES, 'auto']))}{hint}")
     return POLICIES[policy]()
+
+
+def _no_policy(given: Any) -> RingPruneError:
+    if type(given).__name__ == "Auto":  # of a layer above this one
+        return ConfigurationError(_AUTO)
+    call = f"; call it: ringprune.{given.__name__}()" if given in POLICIES.values() else ""
+    return ArgumentTypeError(
+        f"policy={given!r}: a policy such as ringprune.IWP(density=0.01), or its name as a string{call}"
+    )
 
 
 def check_abilities(policy: Policy, comm: Communicator) -> None:

@@ -3,13 +3,16 @@
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ringprune.__main__ import main
+from ringprune.advise.job import measure_job
 from ringprune.advise.overheads import overheads
+from ringprune.errors import DependencyError
 from ringprune.prediction import CPU, GPU, MARGIN
 from ringprune.probing.speeds import measured
 from ringprune.readers import written_rate
@@ -179,3 +182,12 @@ def test_a_machine_can_be_measured() -> None:
     passes = [found.accumulate, found.select, found.copy, found.fill, found.encode_index, found.decode_index]
     assert min(*passes, *found.encode_values.values(), *found.decode_values.values(), found.merge) > 0
     assert min(found.kept, found.message, found.tensor) >= 0
+
+
+def test_a_missing_library_is_told_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--rate here --communicator horovod`` measured links and processors for ten seconds first."""
+    monkeypatch.setitem(sys.modules, "horovod.torch", None)
+    monkeypatch.delitem(sys.modules, "ringprune.comm.horovod", raising=False)
+    monkeypatch.setattr("ringprune.advise.job.probe", lambda ranks: pytest.fail("links were measured"))
+    with pytest.raises(DependencyError, match="ringprune doctor"):
+        measure_job("horovod", processors=True)
