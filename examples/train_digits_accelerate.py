@@ -56,6 +56,7 @@ def main() -> None:
     right = (guessed == held_out.labels.to(accelerator.device)).float().mean().item()
     ratio = exchange.stats()["wire_ratio"]
     accelerator.print(f"digits with Accelerate: {right:.1%} right, {ratio:.1f} times fewer bytes than dense")
+    accelerator.wait_for_everyone()  # or a process of Gloo may wait for ever, or be aborted, at its end
     accelerator.end_training()
 
 
