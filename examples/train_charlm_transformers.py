@@ -14,7 +14,7 @@ import torch
 from data.source_text import SYMBOLS, corpus, windows
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 import ringprune as rp
 
@@ -29,31 +29,25 @@ class LocalSteps(Trainer):
         model.require_backward_grad_sync = False
         return super().training_step(model, *args, **kwargs)
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate what the ranks share."""
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluate, and predict with, what the ranks share."""
         with self.distributed.shared_weights():
-            return super().evaluate(*args, **kwargs)
+            return super().evaluation_loop(*args, **kwargs)
+
+    def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """What is saved is what rank 0 has: after a flush it serves every rank."""
+        self.distributed.flush()
+        super()._save_checkpoint(*args, **kwargs)
+
+    def _load_best_model(self) -> None:
+        """Nothing that is held back is to come on top of it."""
+        self.distributed.flush()
+        super()._load_best_model()
 
     @property
-    def distributed(self) -> rp.DistributedOptimizer:
+    def distributed(self) -> Any:
         """The optimizer, without what Accelerate has put around it."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
-
-
-class Flush(TrainerCallback):
-    """The Trainer saves what rank 0 has: after a flush it serves every rank."""
-
-    def __init__(self, optimizer: rp.DistributedOptimizer) -> None:
-        self.optimizer = optimizer
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """On all ranks, before what was decided to be saved is."""
-        if control.should_save:
-            self.optimizer.flush()
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        """The model that is left is the same on every rank."""
-        self.optimizer.flush()
 
 
 class Hooked(Trainer):
@@ -92,6 +86,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("build/transformers"), help="for checkpoints")
     parser.add_argument("--resume", type=Path, metavar="FOLDER", help="a checkpoint to go on from")
     options = parser.parse_args()
+    if options.hook and options.resume:
+        parser.error(
+            "--resume with --hook: what the hook keeps back is not saved here (hook.state_dict(), on every rank)"
+        )
     args = TrainingArguments(
         str(options.folder),
         max_steps=options.steps,
@@ -100,7 +98,10 @@ def main() -> None:
         lr_scheduler_type="cosine",
         warmup_steps=options.steps // 10,
         max_grad_norm=0.0 if options.hook else 1.0,  # a hook's policy clips, before gradients are exchanged
+        eval_strategy="steps",
+        eval_steps=options.steps // 2,
         save_steps=options.steps // 2,
+        load_best_model_at_end=True,
         logging_steps=50,
         report_to=[],
         disable_tqdm=True,
@@ -115,14 +116,19 @@ def main() -> None:
     if not options.hook:
         optimizer = torch.optim.AdamW(model.parameters(), args.learning_rate, (0.9, 0.95), weight_decay=0.01)
         optimizer = rp.DistributedOptimizer(optimizer, model.named_parameters(), policy="iwp", comm="torch")
-        own = {"optimizers": (optimizer, None), "callbacks": [Flush(optimizer)]}
+        own = {"optimizers": (optimizer, None)}
     kind = Hooked if options.hook else LocalSteps
     trainer = kind(model=model, args=args, train_dataset=Text(text.train), eval_dataset=Text(text.validation), **own)
     trainer.train(resume_from_checkpoint=options.resume)
+    if not options.hook:
+        optimizer.flush()  # the model that is left is the same on every rank
     loss = trainer.evaluate()["eval_loss"]
-    ratio = (trainer.hook if options.hook else optimizer).stats()["wire_ratio"]
+    stats = (trainer.hook if options.hook else optimizer).stats()
     if trainer.is_world_process_zero():
-        print(f"characters with transformers: validation loss {loss:.3f}, {ratio:.1f} times fewer bytes than dense")
+        print(
+            f"characters with transformers: {stats['steps']} steps, validation loss {loss:.3f}, "
+            f"{stats['wire_ratio']:.1f} times fewer bytes than dense"
+        )
     if torch.distributed.is_initialized():
         torch.distributed.barrier()  # or a process of Gloo may wait for ever, or be aborted, at its end
         torch.distributed.destroy_process_group()

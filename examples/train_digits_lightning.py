@@ -27,9 +27,9 @@ import ringprune as rp
 class Digits(lightning.LightningModule):
     """The network, its loss and its optimizer."""
 
-    def __init__(self, steps: int, *, wrap: bool) -> None:
+    def __init__(self, *, wrap: bool) -> None:
         super().__init__()
-        self.net, self.steps, self.wrap = DigitsNet(), steps, wrap
+        self.net, self.wrap = DigitsNet(), wrap
 
     def training_step(self, batch: list[Tensor], number: int) -> Tensor:
         """The loss on a batch."""
@@ -46,28 +46,45 @@ class Digits(lightning.LightningModule):
         if self.wrap:
             self.trainer.strategy.model.require_backward_grad_sync = False  # DDP; before the optimizer is wrapped
             optimizer = rp.DistributedOptimizer(optimizer, self.named_parameters(), policy="iwp", comm="torch")
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.steps, eta_min=1e-3)
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, eta_min=1e-3)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 class LocalSteps(lightning.Callback):
-    """Between exchanges the ranks' weights differ: validation sees those they share, checkpoints come after a flush."""
+    """Between exchanges the ranks' weights differ: validation sees those they share."""
 
-    def __init__(self, save_every: int) -> None:
-        self.save_every, self.shared = save_every, ExitStack()
+    def __init__(self) -> None:
+        self.shared = ExitStack()
 
     def on_validation_start(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         """Validate what the ranks share."""
-        self.shared.enter_context(trainer.optimizers[0].shared_weights())
+        for optimizer in trainer.optimizers:
+            self.shared.enter_context(optimizer.shared_weights())
 
     def on_validation_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
         """Go on with this rank's own weights."""
         self.shared.close()
 
-    def on_train_epoch_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
-        """Lightning saves what rank 0 has: after a flush it serves every rank."""
-        if (trainer.current_epoch + 1) % self.save_every == 0:
-            trainer.optimizers[0].flush()
+    def on_exception(self, trainer: lightning.Trainer, module: lightning.LightningModule, error: BaseException) -> None:
+        """As after validation."""
+        self.shared.close()
+
+    def on_train_end(self, trainer: lightning.Trainer, module: lightning.LightningModule) -> None:
+        """The model that is left is the same on every rank."""
+        for optimizer in trainer.optimizers:
+            optimizer.flush()
+
+
+class Trainer(lightning.Trainer):
+    """Saves, whoever asks for it, what rank 0 has: after a flush it serves every rank."""
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """All ranks come here; one that saves because it failed would come alone."""
+        for optimizer in self.optimizers:
+            if isinstance(optimizer, rp.DistributedOptimizer):
+                optimizer.flush()
+        super().save_checkpoint(*args, **kwargs)
 
 
 class Hook(lightning.Callback):
@@ -89,25 +106,32 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("build/lightning"), help="for checkpoints")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="a checkpoint to go on from")
     args = parser.parse_args()
+    if args.hook and args.resume:
+        parser.error(
+            "--resume with --hook: what the hook keeps back is not saved here (hook.state_dict(), on every rank)"
+        )
     lightning.seed_everything(1, verbose=False)
     train, held_out = (TensorDataset(*part) for part in digits())
     batches = DataLoader(train, batch_size=32, shuffle=True)
-    module = Digits(args.epochs * (len(batches) // args.devices), wrap=not args.hook)
-    own = Hook() if args.hook else LocalSteps(save_every=args.epochs)
-    trainer = lightning.Trainer(
+    module = Digits(wrap=not args.hook)
+    own: Any = Hook() if args.hook else LocalSteps()
+    trainer = Trainer(
         devices=args.devices,
         max_epochs=args.epochs,
         strategy=DDPStrategy(process_group_backend="nccl" if torch.cuda.is_available() else "gloo"),
-        callbacks=[own, ModelCheckpoint(args.folder, every_n_epochs=args.epochs)],
+        callbacks=[own, ModelCheckpoint(args.folder, monitor="right", mode="max")],
         default_root_dir=args.folder,
         enable_progress_bar=False,
         logger=False,
     )
     trainer.fit(module, batches, DataLoader(held_out, batch_size=200), ckpt_path=args.resume)
-    ratio = (own.hook if args.hook else trainer.optimizers[0]).stats()["wire_ratio"]
+    stats = (own.hook if args.hook else trainer.optimizers[0]).stats()
     if trainer.is_global_zero:
         right = float(trainer.callback_metrics["right"])
-        print(f"digits with Lightning: {right:.1%} right, {ratio:.1f} times fewer bytes than dense")
+        print(
+            f"digits with Lightning: {stats['steps']} steps, {right:.1%} right, "
+            f"{stats['wire_ratio']:.1f} times fewer bytes than dense"
+        )
     torch.distributed.barrier()  # or a process of Gloo may wait for ever, or be aborted, at its end
     torch.distributed.destroy_process_group()
 

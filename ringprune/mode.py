@@ -20,7 +20,7 @@ from ringprune.errors import UsageError
 from ringprune.exchange import Exchange
 from ringprune.guard import Guard
 from ringprune.metrics import Metrics
-from ringprune.other_wrappers import averaged_elsewhere
+from ringprune.other_wrappers import Others
 from ringprune.plan import Bucket, ParamSpec, Plan
 from ringprune.policies import Policy
 from ringprune.reduction import Mean
@@ -126,6 +126,7 @@ class Mode(ABC):
         self.embeddings = parts.embeddings
         self._highest: dict[int, float] = {}  # of the learning rates, by param group
         self._known = {id(param) for param in self.updated}
+        self._others = Others(parts.params)
         self.metrics = parts.metrics or Metrics(comm.traffic, plan.numel, nodes)
         device = comm.message_device(parts.params[0].device if parts.params else torch.device("cpu"))
         self._verdict = Verdict(comm, self.metrics, device, settings.nonfinite, expected=parts.scale.enabled)
@@ -217,8 +218,8 @@ class Mode(ABC):
     def _stepped(self) -> None:
         """A step is made: count it, and note how high the learning rates are."""
         self.metrics.steps += 1
-        if self.metrics.steps == 1 and (said := averaged_elsewhere(self.params)):
-            self.note_fault(said)  # by what a framework has made since the optimizer was wrapped
+        if said := self._others.averaging():
+            self.note_fault(said)
         for number, group in enumerate(self._inner.param_groups):
             if isinstance(rate := group.get("lr"), int | float):  # what is a tensor may be on a GPU, to be waited for
                 self._highest[number] = max(self._highest.get(number, 0.0), float(rate))

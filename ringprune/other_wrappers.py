@@ -2,7 +2,8 @@
 
 import gc
 import sys
-from collections.abc import Iterable
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +11,18 @@ from torch import Tensor, nn
 
 from ringprune.errors import ConfigurationError
 
-__all__ = ["averaged_elsewhere", "check_not_averaged"]
+__all__ = ["Others", "averaged_elsewhere", "check_not_averaged"]
 
 _MODULES = {
     "DistributedDataParallel": "keep it and register ringprune.ddp_hook with it, or wrap the plain model's parameters "
     "without it. Where a framework makes it, set its require_backward_grad_sync = False: then it averages nothing",
     "FullyShardedDataParallel": "RingPrune exchanges whole gradients; wrap the plain model's parameters",
 }
+
+_HOROVODS = (
+    "an optimizer of hvd.DistributedOptimizer averages the gradients of these parameters already: "
+    "ringprune.DistributedOptimizer takes its place, so remove that line"
+)
 
 
 def check_not_averaged(params: Iterable[Tensor]) -> None:
@@ -30,46 +36,62 @@ def check_not_averaged(params: Iterable[Tensor]) -> None:
 
 
 def averaged_elsewhere(params: Iterable[Tensor]) -> str | None:
-    """Who else averages the gradients of ``params``, and what to do about it; None where nobody does.
-
-    Their hooks are out of sight, so their objects are looked for: nothing else tells that dense gradients travel too.
-    """
-    if not _possible():
-        return None
+    """Who else averages the gradients of ``params``, and what to do about it; None where nobody does."""
     ids = {id(param) for param in params}
-    if _found(ids):
+    if any(not _keeps_still(holder) for holder, _ in _holders(ids)):
         gc.collect()  # what nobody holds any more does no harm
-        return _found(ids)
+        return next((said for holder, said in _holders(ids) if not _keeps_still(holder)), None)
     return None
 
 
-def _possible() -> bool:
+class Others:
+    """Who came after the optimizer was wrapped: looked for after the first step, then asked at every step.
+
+    Frameworks make ``DistributedDataParallel`` late, keep it still for a while (``no_sync()``), and set it back.
+
+    Args:
+        params: whose gradients.
+    """
+
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self._params = params
+        self._holders: list[weakref.ref[Any]] | None = None  # whether they keep still or not
+
+    def averaging(self) -> str | None:
+        """As :func:`averaged_elsewhere`, after a step."""
+        if self._holders is None or any(holder() is None for holder in self._holders):
+            self._holders = [weakref.ref(holder) for holder, _ in _holders({id(param) for param in self._params})]
+        averages = any(not _keeps_still(holder()) for holder in self._holders)
+        return averaged_elsewhere(self._params) if averages else None
+
+
+def _holders(ids: set[int]) -> Iterator[tuple[Any, str]]:
+    """Modules and optimizers that average gradients of parameters, unless they keep still; and what to say of each.
+
+    Their hooks are out of sight, so the objects are looked for: nothing else tells that dense gradients travel too.
+    """
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return distributed or "horovod.torch" in sys.modules
-
-
-def _found(ids: set[int]) -> str | None:
-    for thing in gc.get_objects():
+    for thing in gc.get_objects() if distributed or "horovod.torch" in sys.modules else ():
         kind = type(thing)
         try:
             if issubclass(kind, nn.Module):
                 name = next((base.__name__ for base in kind.__mro__ if base.__name__ in _MODULES), None)
-                if name is not None and not ids.isdisjoint(_averaged(thing)):
-                    return f"a {name} averages the gradients of these parameters already, all of them: {_MODULES[name]}"
+                if name is not None and not ids.isdisjoint(_held(thing)):
+                    said = f"a {name} averages the gradients of these parameters already, all of them: {_MODULES[name]}"
+                    yield thing, said
             horovods = issubclass(kind, torch.optim.Optimizer) and kind.__module__.startswith("horovod.")
             if horovods and any(id(param) in ids for group in thing.param_groups for param in group["params"]):
-                return (
-                    "an optimizer of hvd.DistributedOptimizer averages the gradients of these parameters already: "
-                    "ringprune.DistributedOptimizer takes its place, so remove that line"
-                )
+                yield thing, _HOROVODS
         except (AttributeError, RuntimeError):
             continue  # half made, by a constructor that failed or in another thread
-    return None
 
 
-def _averaged(wrapper: Any) -> set[int]:
-    """What such a module averages: nothing that it was told to leave alone, or not at all."""
-    if getattr(wrapper, "require_backward_grad_sync", True) is False:
-        return set()
-    ignored = getattr(wrapper, "parameters_to_ignore", ())
-    return {id(param) for name, param in wrapper.module.named_parameters() if name not in ignored}
+def _held(module: Any) -> set[int]:
+    """What such a module averages: nothing that it was told to leave alone."""
+    ignored = getattr(module, "parameters_to_ignore", ())
+    return {id(param) for name, param in module.module.named_parameters() if name not in ignored}
+
+
+def _keeps_still(holder: Any) -> bool:
+    """Whether it averages nothing; what is gone does not either."""
+    return holder is None or getattr(holder, "require_backward_grad_sync", True) is False

@@ -116,6 +116,61 @@ def test_ddp_that_averages_nothing_may_stay(policy: rp.Policy) -> None:
         assert all(torch.equal(kept[name], value) for name, value in plain.items())
 
 
+@pytest.mark.usefixtures("alone")
+def test_ddp_that_is_woken_later_is_told() -> None:
+    """Lightning's manual optimization does it, and so does the end of no_sync() around the first steps."""
+
+    def rank(comm: rp.comm.Communicator, *, inside: bool) -> None:
+        model = make_model()
+        optimizer = wrapped(model, comm, policy=rp.IWP(0.1, local_steps=2))
+        ddp = DistributedDataParallel(model)
+        inputs = torch.ones(2, next(model.parameters()).shape[1])
+
+        def step() -> None:
+            optimizer.zero_grad()
+            ddp(inputs).sum().backward()
+            optimizer.step()
+
+        if inside:
+            with ddp.no_sync():
+                step()
+        else:
+            ddp.require_backward_grad_sync = False
+            step()
+            ddp.require_backward_grad_sync = True
+        with pytest.raises(rp.UsageError, match=r"averages .* require_backward_grad_sync = False"):
+            for _ in range(3):
+                step()
+        optimizer.close()
+
+    for inside in (False, True):
+        rp.simulate(1, lambda comm, inside=inside: rank(comm, inside=inside))
+
+
+@pytest.mark.usefixtures("alone")
+def test_ddp_that_is_made_anew_is_told() -> None:
+    """A second fit() of a framework puts another one around the model, and the first goes."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrapped(model, comm, policy=rp.IWP(0.1, local_steps=2))
+        inputs = torch.ones(2, next(model.parameters()).shape[1])
+        for still in (True, False):
+            ddp = DistributedDataParallel(model)
+            ddp.require_backward_grad_sync = not still
+            for step in range(2):
+                optimizer.zero_grad()
+                ddp(inputs).sum().backward()
+                if still or step == 0:
+                    optimizer.step()
+            gc.collect()
+        with pytest.raises(rp.UsageError, match="averages"):
+            optimizer.step()
+        optimizer.close()
+
+    rp.simulate(1, rank)
+
+
 def test_parameters_that_horovods_optimizer_averages_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both exchanged; Horovod then said that backward_passes_per_step was to be increased."""
     monkeypatch.setitem(sys.modules, "horovod.torch", cast("Any", SimpleNamespace(is_initialized=lambda: False)))
