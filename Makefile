@@ -31,6 +31,7 @@ test: environment ## Run all tests; ARGS goes to pytest
 
 frameworks: environment ## Add Accelerate, Lightning and transformers to .venv, and test with them
 	$(RUN) python -m pip install --quiet --no-deps --requirement mpi_scripts/environment/frameworks.txt
+	$(RUN) python -c "import accelerate, lightning, transformers"
 	$(RUN) python -m pytest tests/examples/test_frameworks.py
 
 fuzz: environment ## Call the native kernels with random arguments under AddressSanitizer and UBSan, 60 s
