@@ -16,6 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = ROOT / "mpi_scripts" / "environment"
 PINS = (ENVIRONMENT / "constraints.txt").read_text()
+FRAMEWORKS = (ENVIRONMENT / "frameworks.txt").read_text()
 
 
 def load(monkeypatch: pytest.MonkeyPatch, name: str) -> ModuleType:
@@ -130,7 +131,7 @@ def test_choices_are_checked_and_remembered(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 def test_every_package_we_name_is_pinned() -> None:
-    pinned = {line.split("==")[0].lower() for line in PINS.splitlines() if "==" in line}
+    pinned = {line.split("==")[0].lower() for line in (PINS + FRAMEWORKS).splitlines() if "==" in line}
     text = (ROOT / "pyproject.toml").read_text()
     table = text[text.index("dependencies = ") : text.index("[project.scripts]")]
     lists = [ast.literal_eval(found) for found in re.findall(r"= (\[.*?\])\n", table, re.DOTALL)]
@@ -140,7 +141,7 @@ def test_every_package_we_name_is_pinned() -> None:
 
 
 def test_every_pin_is_exact_and_each_python_gets_one() -> None:
-    lines = [line for line in PINS.splitlines() if line and not line.startswith("#")]
+    lines = [line for line in (PINS + FRAMEWORKS).splitlines() if line and not line.startswith("#")]
     assert all(re.fullmatch(r'[\w.-]+==[\w.]+(; python_version (<|>=) "3\.11")?', line) for line in lines)
     for old in (True, False):
         wanted = [line.split("==")[0] for line in lines if (">=" if old else "<") not in line]
