@@ -76,6 +76,7 @@ class Parts:
         model: the model, if it was given.
         embeddings: sharded embeddings whose rows the wrapped optimizer has too, by name; they are exchanged elsewhere.
         metrics: what counts, where it has counted before; None begins anew.
+        others: who else averages the gradients, where it has been looked already; None looks anew.
         first: exchanges made before, by another mode.
     """
 
@@ -91,6 +92,7 @@ class Parts:
     model: torch.nn.Module | None = None
     embeddings: Mapping[str, ShardedEmbedding] = field(default_factory=dict)
     metrics: Metrics | None = None
+    others: Others | None = None
     first: int = 0
 
     @property
@@ -116,6 +118,7 @@ class Mode(ABC):
         embeddings: sharded embeddings among what is wrapped, by name.
         keeps: whether this rank may keep something back: in a hierarchy only the first of a node does.
         backward: which parameters have had their gradients.
+        others: who else averages the gradients.
     """
 
     def __init__(self, parts: Parts, weights: Sequence[Tensor], *, velocity: bool, spare: bool) -> None:
@@ -126,7 +129,7 @@ class Mode(ABC):
         self.embeddings = parts.embeddings
         self._highest: dict[int, float] = {}  # of the learning rates, by param group
         self._known = {id(param) for param in self.updated}
-        self._others = Others(parts.params)
+        self.others = parts.others or Others(parts.params)
         self.metrics = parts.metrics or Metrics(comm.traffic, plan.numel, nodes)
         device = comm.message_device(parts.params[0].device if parts.params else torch.device("cpu"))
         self._verdict = Verdict(comm, self.metrics, device, settings.nonfinite, expected=parts.scale.enabled)
@@ -218,7 +221,7 @@ class Mode(ABC):
     def _stepped(self) -> None:
         """A step is made: count it, and note how high the learning rates are."""
         self.metrics.steps += 1
-        if said := self._others.averaging():
+        if said := self.others.averaging():
             self.note_fault(said)
         for number, group in enumerate(self._inner.param_groups):
             if isinstance(rate := group.get("lr"), int | float):  # what is a tensor may be on a GPU, to be waited for

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import ringprune as rp
+from ringprune import other_wrappers
 from ringprune.auto import pilot
 from ringprune.gradient_mode import GradientMode
 from tests.auto.made_up import follow, quick
@@ -119,6 +120,28 @@ def test_a_candidate_begins_as_if_training_did(monkeypatch: pytest.MonkeyPatch) 
     for kept in rp.simulate(2, rank):
         assert float(kept["rms"]) > 0
         assert int(kept["core"].sum()) == round(0.05 * 64 * 64)
+
+
+def test_others_are_looked_for_once_whatever_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That look takes as long as many steps, and steps of the candidates are compared, each in a mode of its own."""
+    follow(monkeypatch, [1, 0])
+    looks: list[int] = []
+    monkeypatch.setattr(other_wrappers, "_holders", lambda ids: looks.append(1) or iter(()))
+    policy = rp.Auto((rp.Dense(), rp.IWP(0.05)))
+
+    def rank(comm: rp.comm.Communicator) -> int:
+        model, modes = make_model(), []
+        optimizer = wrap(model, comm, policy, sgd)
+        for _ in range(20):
+            if optimizer._mode not in modes:
+                modes.append(optimizer._mode)
+            optimizer.zero_grad()
+            torch.stack([p.sum() for p in model.parameters()]).sum().backward()
+            optimizer.step()
+        return len(modes)
+
+    assert min(rp.simulate(2, rank)) > 2, "candidates took turns"
+    assert len(looks) == 2 * 2, "on each rank at construction, and after the first step"
 
 
 def test_bytes_of_parameters_add_up_over_changes(monkeypatch: pytest.MonkeyPatch) -> None:
