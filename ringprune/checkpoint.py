@@ -16,7 +16,7 @@ KEPT = ("residual", "velocity", "rms", "core", "relevance", "estimate", "age", "
 """What only ranks that keep something back have."""
 ANEW = ("guard", "overlap", "pace", "empty")
 """What may be missing, and then begins anew, at zero."""
-OF_SUMS = ("velocity", "estimate")
+OF_SUMS = ("residual", "velocity", "estimate")
 """What a flushed checkpoint has as the ranks' mean: where they exchange sums, the sum over their number."""
 
 Tensors = Mapping[str, Mapping[str, Tensor]]

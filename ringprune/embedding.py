@@ -15,7 +15,7 @@ from ringprune.comm import connect
 from ringprune.comm.communicator import Communicator
 from ringprune.counter_rng import words
 from ringprune.errors import ArgumentTypeError, ConfigurationError, RingPruneError
-from ringprune.plan import shake_hands
+from ringprune.plan import gather_texts, shake_hands
 from ringprune.reduction import Mean
 from ringprune.sharding import NodeMessages, Owners, RowMessages, RowValues, Wire, dtype_of
 from ringprune.validation import flag, one_of, whole_number
@@ -182,6 +182,10 @@ class ShardedEmbedding(nn.Module):
             own: shape ``(rows of this rank, ...)``, one entry for each: the rows, or an optimizer's state of them.
         """
         return self._rows().table(own.to_dense() if own.is_sparse else own)
+
+    def told(self, text: str) -> list[str]:
+        """What every rank says, in rank order; all ranks call this."""
+        return gather_texts(text, self._wire.comm, self.weight.device, name="embedding, what ranks have")
 
     def share_of(self, table: Tensor) -> Tensor:
         """This rank's rows of a whole table; sends nothing."""

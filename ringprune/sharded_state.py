@@ -1,6 +1,7 @@
 """An optimizer's state of sharded rows: whole in a checkpoint, each rank's share in memory."""
 
-from collections.abc import Container, Iterator
+import json
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,11 +17,13 @@ def save(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's ``state_dict()``, in which state of rows is of the whole table; all ranks call this."""
     state: dict[str, Any] = optimizer.state_dict()
     kept = state["state"]
-    for number, embedding in _sharded(optimizer, kept):
-        kept[number] = {
-            kind: _gathered(embedding, value) if _per_row(value, embedding.weight.shape) else value
-            for kind, value in kept[number].items()
-        }
+    for number, embedding in _sharded(optimizer):
+        own = _as_others(embedding, kept.get(number, {}))
+        if own or number in kept:
+            kept[number] = {
+                kind: _gathered(embedding, value) if _per_row(value, embedding.weight.shape) else value
+                for kind, value in own.items()
+            }
     return state
 
 
@@ -31,7 +34,9 @@ def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         CheckpointError: it has state of a table of another shape; nothing was changed.
     """
     kept = dict(state["state"])
-    for number, embedding in _sharded(optimizer, kept):
+    for number, embedding in _sharded(optimizer):
+        if number not in kept:
+            continue
         whole = (embedding.num_embeddings, embedding.embedding_dim)
         for kind, value in kept[number].items():
             if isinstance(value, Tensor) and not _fits(value, whole):
@@ -64,10 +69,40 @@ def _share(embedding: ShardedEmbedding, whole: Tensor) -> Tensor:
     return embedding.share_of(whole.to_dense()).to_sparse(1) if whole.is_sparse else embedding.share_of(whole)
 
 
-def _sharded(optimizer: torch.optim.Optimizer, kept: Container[int]) -> Iterator[tuple[int, ShardedEmbedding]]:
-    """The sharded embeddings whose rows the optimizer has state of, by their number in its ``state_dict()``."""
+def _as_others(embedding: ShardedEmbedding, own: dict[str, Any]) -> dict[str, Any]:
+    """This rank's state, and zeros for what others have and a rank whose steps were all left out has not."""
+    said = {kind: told for kind, value in own.items() if (told := _described(value, embedding)) is not None}
+    texts = embedding.told(json.dumps(said))
+    known = {kind: told for text in reversed(texts) for kind, told in json.loads(text).items()}
+    missing = sorted(known.keys() - said.keys())
+    return own | {kind: _made(embedding, *known[kind]) for kind in missing}
+
+
+def _described(value: Any, embedding: ShardedEmbedding) -> tuple[str, str, Any] | None:
+    """What others need to know to make the like, as JSON: what it is, its dtype, and width or values."""
+    if isinstance(value, int | float):
+        return "number", "", value
+    if not isinstance(value, Tensor):
+        return None
+    dtype = str(value.dtype).removeprefix("torch.")
+    if _per_row(value, embedding.weight.shape):
+        return "sparse rows" if value.is_sparse else "rows", dtype, value.shape[1]
+    return ("tensor", dtype, value.tolist()) if value.dim() == 0 else None
+
+
+def _made(embedding: ShardedEmbedding, what: str, dtype: str, more: Any) -> Any:
+    if what == "number":
+        return more
+    if what == "tensor":
+        return torch.tensor(more, dtype=getattr(torch, dtype), device="cpu")
+    rows = torch.zeros(len(embedding.weight), more, dtype=getattr(torch, dtype), device=embedding.weight.device)
+    return rows.to_sparse(1) if what == "sparse rows" else rows
+
+
+def _sharded(optimizer: torch.optim.Optimizer) -> Iterator[tuple[int, ShardedEmbedding]]:
+    """The sharded embeddings among what it steps on, by their number in its ``state_dict()``."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for number, param in enumerate(params):
         embedding = embedding_of(param)
-        if embedding is not None and number in kept:
+        if embedding is not None:
             yield number, embedding

@@ -1,0 +1,82 @@
+"""Bugs that were found in what a checkpoint holds, each with the story it was found by."""
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ringprune as rp
+from tests.training import wrap
+
+ROUNDING = 1e-5  # of float32 sums of numbers below 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_what_rounding_dropped_of_sums_is_the_same_in_all_on_any_number_of_ranks(ranks: int) -> None:
+    """With op="sum" each rank took the mean that was saved: on half as many ranks half of it was lost."""
+
+    def optimizer_of(model: nn.Module, comm: rp.comm.Communicator) -> rp.DistributedOptimizer:
+        return wrap(model, comm, rp.Dense("int8"), op="sum")
+
+    def residual(optimizer: rp.DistributedOptimizer) -> Tensor:
+        kept: Tensor = next(iter(optimizer.state_dict()["ringprune"]["parameters"].values()))["residual"]
+        return kept.clone()
+
+    def first(comm: rp.comm.Communicator) -> tuple[dict[str, Tensor], dict[str, object], Tensor]:
+        torch.manual_seed(comm.rank)
+        model = nn.Linear(64, 64, bias=False)
+        model.weight.data.fill_(0.1)
+        optimizer = optimizer_of(model, comm)
+        for _ in range(3):
+            optimizer.zero_grad()
+            (model.weight * torch.randn(64, 64)).sum().backward()
+            optimizer.step()
+        optimizer.flush()
+        return copy.deepcopy((model.state_dict(), optimizer.state_dict(), residual(optimizer)))
+
+    saved = rp.simulate(4, first)
+    kept = torch.stack([own for _, _, own in saved]).sum(0)
+
+    def second(comm: rp.comm.Communicator) -> Tensor:
+        model = nn.Linear(64, 64, bias=False)
+        model.load_state_dict(saved[0][0])
+        optimizer = optimizer_of(model, comm)
+        optimizer.load_state_dict(copy.deepcopy(saved[0][1]))
+        return residual(optimizer)
+
+    assert kept.norm() > 0.01
+    torch.testing.assert_close(torch.stack(rp.simulate(ranks, second)).sum(0), kept, rtol=ROUNDING, atol=ROUNDING)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda params: torch.optim.SparseAdam(params, lr=0.1), id="SparseAdam"),
+        pytest.param(lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9), id="SGD"),
+    ],
+)
+def test_a_rank_whose_steps_were_all_left_out_saves_with_the_others(
+    make: Callable[[list[Tensor]], torch.optim.Optimizer],
+) -> None:
+    """It had no state of its rows, gathered none, and the others waited for it."""
+
+    def rank(comm: rp.comm.Communicator) -> dict[str, Tensor]:
+        embedding = rp.ShardedEmbedding(10, 4, comm=comm)
+        optimizer = rp.DistributedOptimizer(
+            make([embedding.weight]), policy=rp.IWP(1.0, local_steps=4), nonfinite="skip", comm=comm
+        )
+        loss = embedding(torch.arange(0, 10, 2)).square().sum()  # rows of rank 0
+        (loss * float("nan") if comm.rank == 0 else loss).backward()
+        optimizer.step()
+        first = optimizer.state_dict()["state"][0]
+        optimizer.flush()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        return {kind: value.to_dense() for kind, value in first.items() if isinstance(value, Tensor)}
+
+    first, second = rp.simulate(2, rank, timeout=30)
+    assert first.keys() == second.keys()
+    assert any(value.shape == (10, 4) for value in first.values())
+    for kind, value in first.items():
+        assert torch.equal(value, second[kind])
