@@ -275,7 +275,8 @@ class DDPHook:
             if (param.grad is None or (id(param) in self._watched and id(param) not in self._touched)) and grad.any()
         ]
         self._touched.clear()
-        if unused:
+        in_backward = torch._C._current_graph_task_id() != -1  # not where join() plays the part of a rank that is done
+        if unused and in_backward:
             _at_the_end(lambda: _at_the_end(partial(_give, unused)))  # of those, after DDP's own
 
     def _watch(self) -> None:

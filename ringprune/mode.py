@@ -233,6 +233,11 @@ class Mode(ABC):
         """The caller did something that cannot work: the next exchange raises UsageError on all ranks."""
         self._verdict.note_fault(finding)
 
+    @property
+    def fault(self) -> str | None:
+        """What was noted so, and not told yet."""
+        return self._verdict.fault
+
     def _note_strangers(self) -> None:
         """Parameters that were frozen, or not there, when the ranks agreed on what they exchange."""
         for number, group in enumerate(self._inner.param_groups):

@@ -208,10 +208,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         the weights have moved by.
 
         Args:
-            closure: recomputes the loss and its gradients; called once, before the exchange.
-
-        Returns:
-            What ``closure`` returned, or None.
+            closure: recomputes the loss, which is returned, and its gradients; called once, before the exchange.
 
         Raises:
             NonFiniteGradientError, UsageError: on all ranks together.
@@ -252,9 +249,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if not self._skipped:
             if self._scaled and pending_scale is not None:
                 mode.scale.multiply(mode.updated, 1 / mode.scale.value)
-            mode.step()
-            if self._pilot is not None:
-                self._mode = self._pilot.stepped()
+            try:
+                mode.step()
+            except Exception as error:
+                self._mode = mode if self._pilot is None else self._pilot.failed(error)
+                raise
+            self._mode = mode if self._pilot is None else self._pilot.stepped()
         elif inside_scaler:
             mode.scale.tell(self)
         self._synchronized = self._skipped = self._scaled = False

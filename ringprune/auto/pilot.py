@@ -14,7 +14,7 @@ from ringprune.auto.choice import Auto, names_of
 from ringprune.auto.decision import Option, choose, options, sentence, workload_of
 from ringprune.clock import clock_for
 from ringprune.comm.communicator import ASKED
-from ringprune.errors import CheckpointError
+from ringprune.errors import CheckpointError, RingPruneError
 from ringprune.gradient_mode import GradientMode
 from ringprune.mode import Parts
 from ringprune.plan import Plan, Route, gather_texts
@@ -95,6 +95,13 @@ class Pilot:
         if self.mode.exchange.step > self._step:  # not a second step on the same averages
             self._step = self.mode.exchange.step
             next(self._course, None)
+        return self.mode
+
+    def failed(self, error: Exception) -> GradientMode:
+        """As :meth:`stepped`, where the step failed on this rank, and the others may have made it: they go on."""
+        before = self.mode
+        if not isinstance(error, RingPruneError) and self.stepped() is not before and before.fault is not None:
+            self.mode.note_fault(before.fault)  # all ranks are to hear of it
         return self.mode
 
     def stats(self) -> dict[str, Any]:

@@ -501,3 +501,38 @@ def test_adam_trains_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
     a, b = rp.simulate(2, rank)
     assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("at", range(3, 9))
+def test_a_step_that_fails_on_one_rank_does_not_part_the_courses(at: int) -> None:
+    """That rank left out a step of what auto does, and was in an exchange when the others gathered their times."""
+
+    class Failing(torch.optim.SGD):
+        made = fails = 0
+
+        def step(self, closure: Any = None) -> Any:
+            self.made += 1
+            if self.made == self.fails:
+                raise MemoryError("made up")
+            return super().step(closure)
+
+    def rank(comm: rp.comm.Communicator) -> tuple[list[str], dict[str, Any]]:
+        model, told = make_model(), []
+        inner = Failing(model.parameters(), lr=0.05)
+        inner.fails = at if comm.rank == 0 else 0
+        optimizer = rp.DistributedOptimizer(inner, policy=rp.Auto((rp.Dense(), rp.Dense("bf16"))), comm=comm)
+        for batch in batches_of(comm.rank, 30):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            try:
+                optimizer.step()
+            except (MemoryError, rp.UsageError) as error:
+                told.append(str(error))
+        return told, optimizer.stats()["auto"]
+
+    (first, chosen), (second, other) = rp.simulate(2, rank, timeout=30)
+    assert first[0] == "made up"
+    assert first[1:] == second
+    assert len(second) == 1
+    assert "rank 0: MemoryError in step() of the wrapped optimizer: made up" in second[0]
+    assert chosen["chosen"] == other["chosen"]

@@ -285,8 +285,27 @@ def parts_of_a_backward_pass_are_no_passes(comm: rp.comm.Communicator) -> None:
         assert torch.allclose(a.grad, b.grad, rtol=1e-5)
 
 
+def ranks_that_run_out_of_batches_join(comm: rp.comm.Communicator) -> None:
+    """join() hands over zeros outside of a backward pass, where nothing can be put off until its end."""
+    rest: list[Tensor] = []
+    for policy in (None, rp.Dense(), rp.IWP(0.05)):
+        ddp = DistributedDataParallel(make_model()) if policy is None else wrapped(policy)[0]
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+        with ddp.join():
+            for batch in batches(comm.rank, 3 if comm.rank == 0 else 6):
+                optimizer.zero_grad()
+                loss_of(ddp, batch).backward()
+                optimizer.step()
+        rest.append(weights(ddp))
+        every = [torch.empty_like(rest[-1]) for _ in range(comm.size)]
+        torch.distributed.all_gather(every, rest[-1])
+        assert all(same_bytes(every[0], other) for other in every)
+    assert torch.allclose(rest[0], rest[1], atol=1e-5)
+
+
 CHECKS = (
     dense_is_plain_ddp,
+    ranks_that_run_out_of_batches_join,
     a_static_graph_changes_its_buckets_late,
     a_policy_is_what_the_wrapper_makes_of_it,
     resuming_equals_not_stopping,
