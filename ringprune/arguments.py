@@ -58,7 +58,7 @@ DENSE_ONLY = ("Adadelta", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "
 """Those of torch that raise at their first step on a sparse gradient."""
 
 _REFUSED = {
-    "LBFGS": "its line search evaluates the loss several times per step, each on this rank's batch alone",
+    "LBFGS": "it evaluates the loss several times per step, each time on this rank's batch alone",
     "SparseAdam": "it needs sparse gradients, and RingPrune makes dense ones unless rows travel or live on owners: use "
     "rp.Parallax() or dataclasses.replace(policy, rows=rp.Rows()), or local_steps",
 }
@@ -120,6 +120,9 @@ def check_optimizer(optimizer: Any, policy: Policy) -> torch.optim.Optimizer:
     sparse = policy.local_steps is not None or policy.rows is not None or all(map(embedding_of, params))
     if name in _REFUSED and not (sparse and name == "SparseAdam"):
         raise ConfigurationError(f"optimizer={name}: {_REFUSED[name]}")
+    closure = signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigurationError(f"optimizer={name}: step() wants a closure: {_REFUSED['LBFGS']}")
     steps = policy.local_steps
     by_rate = steps is not None and (steps.growth or (steps.momentum == "shared" and SharedMomentum.serves(optimizer)))
     if by_rate and any(group.get("lr") is None for group in optimizer.param_groups):

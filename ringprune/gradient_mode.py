@@ -337,8 +337,9 @@ class GradientMode(Mode):
             tell_of_rates([groups[i] for i in kept_of], [self._highest.get(i, 0.0) for i in kept_of])
         for kept, param in zip(keeps, self.params, strict=True):
             param.grad = torch.zeros_like(param, memory_format=torch.contiguous_format) if kept else None
-        for embedding in self.embeddings.values():
-            embedding.weight.grad = None  # of the step before, which was made
+        exchanged = {id(param) for param in self.params}
+        for param in (param for group in groups for param in group["params"] if id(param) not in exchanged):
+            param.grad = None  # rows of the step before, which was made; or of one that was unfrozen, each rank's own
         self.exchange.flush(self._in_pieces([param if param.grad is None else param.grad for param in self.params]))
         try:
             self._check_halves()

@@ -124,3 +124,54 @@ def test_a_scheduled_step_in_inference_mode_is_refused() -> None:
         optimizer.synchronize()
 
     rp.simulate(2, rank)
+
+
+@pytest.mark.parametrize("policy", [rp.IWP(0.05), rp.IWP(0.05, local_steps=4)], ids=["gradients", "local steps"])
+def test_after_a_layer_was_unfrozen_too_early_what_the_error_says_works(policy: rp.Policy) -> None:
+    """flush() made its step with each rank's own gradient of the layer, and the next wrapper found other weights."""
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = make_model()
+        inner, layer = sgd(model.parameters()), next(model.children())
+        layer.requires_grad_(False)
+        optimizer = rp.DistributedOptimizer(inner, model.named_parameters(), policy=policy, comm=comm)
+        data = iter(batches(comm.rank, 30))
+
+        def steps(number: int) -> None:
+            for _ in range(number):
+                optimizer.zero_grad()
+                loss_of(model, next(data)).backward()
+                optimizer.step()
+
+        steps(4)
+        layer.requires_grad_(True)
+        with pytest.raises(rp.UsageError, match=r"freeze it again, flush\(\) and close\(\) the wrapper"):
+            steps(4)
+        layer.requires_grad_(False)
+        optimizer.flush()
+        optimizer.close()
+        layer.requires_grad_(True)
+        if policy.local_steps is not None:  # it has moved, on each rank alone
+            rp.broadcast_parameters(model.state_dict(), comm=comm)
+        optimizer = rp.DistributedOptimizer(inner, model.named_parameters(), policy=policy, comm=comm)
+        steps(8)
+        return torch.cat([param.detach().view(-1) for param in model.parameters()])
+
+    first, second = rp.simulate(2, rank, timeout=60)
+    assert torch.equal(first, second)
+
+
+def test_optimizers_that_need_a_closure_are_refused() -> None:
+    """One got None, called it, and failed in its own step."""
+
+    class Twice(torch.optim.SGD):
+        def step(self, closure: Any) -> Any:  # type: ignore[override]
+            closure()
+            return super().step(closure)
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        with pytest.raises(rp.ConfigurationError, match=r"Twice: step\(\) wants a closure"):
+            rp.DistributedOptimizer(Twice(model.parameters(), lr=0.1), model.named_parameters(), comm=comm)
+
+    rp.simulate(1, rank)

@@ -68,7 +68,9 @@ def front(studies: Sequence[Study]) -> Iterator[str]:
             of += f", and {len(behind)} are of methods that were worse with more bytes"
         if beaten:
             yield f"{where}: iwp is beaten by {', '.join(beaten)}; {of}"
-        elif others and len(done) + len(behind) == len(others):
+        elif not others:
+            yield f"{where}: dense apart, iwp was the only method asked for"
+        elif len(done) + len(behind) == len(others):
             yield f"{where}: iwp is on the Pareto front" + (f"; {of}" if behind else "")
         else:
             compared = done or behind

@@ -241,7 +241,7 @@ def test_the_page_is_written_from_the_store(tiny: Task, tmp_path: Path) -> None:
     assert page.read_text() == text, "writing again changes nothing"
     assert len(log(records.values())[1]) >= 6
     (said,) = front(battery.studies(records))
-    assert f"* {said}" in text and said.startswith("tiny at 1/4: nothing to compare iwp with; of 0 cells")
+    assert f"* {said}" in text and said.startswith("tiny at 1/4: dense apart, iwp was the only method")
 
 
 def test_the_page_counts_the_cells_that_nobody_has_begun(tiny: Task, tmp_path: Path) -> None:
