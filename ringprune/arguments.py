@@ -57,8 +57,9 @@ _NORMALISING = ("Adam", "Adamax", "NAdam", "RAdam", "RMSprop")
 DENSE_ONLY = ("Adadelta", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
 """Those of torch that raise at their first step on a sparse gradient."""
 
+_SEVERAL = "it evaluates the loss several times per step, each time on this rank's batch alone"
 _REFUSED = {
-    "LBFGS": "it evaluates the loss several times per step, each time on this rank's batch alone",
+    "LBFGS": _SEVERAL,
     "SparseAdam": "it needs sparse gradients, and RingPrune makes dense ones unless rows travel or live on owners: use "
     "rp.Parallax() or dataclasses.replace(policy, rows=rp.Rows()), or local_steps",
 }
@@ -122,7 +123,7 @@ def check_optimizer(optimizer: Any, policy: Policy) -> torch.optim.Optimizer:
         raise ConfigurationError(f"optimizer={name}: {_REFUSED[name]}")
     closure = signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
-        raise ConfigurationError(f"optimizer={name}: step() wants a closure: {_REFUSED['LBFGS']}")
+        raise ConfigurationError(f"optimizer={name}: step() wants a closure: {_SEVERAL}")
     steps = policy.local_steps
     by_rate = steps is not None and (steps.growth or (steps.momentum == "shared" and SharedMomentum.serves(optimizer)))
     if by_rate and any(group.get("lr") is None for group in optimizer.param_groups):

@@ -268,6 +268,8 @@ class DDPHook:
         Where no rank has, DDP leaves ``.grad`` as it was (``find_unused_parameters=True``): what was sent of earlier
         gradients would be lost.
         """
+        if torch._C._current_graph_task_id() == -1:  # no backward pass: join() plays the part of a rank that is done
+            return
         pairs = [pair for arrived in self._arrived for pair in zip(arrived.params, arrived.grads, strict=True)]
         unused = [
             (param, grad.clone())
@@ -275,8 +277,7 @@ class DDPHook:
             if (param.grad is None or (id(param) in self._watched and id(param) not in self._touched)) and grad.any()
         ]
         self._touched.clear()
-        in_backward = torch._C._current_graph_task_id() != -1  # not where join() plays the part of a rank that is done
-        if unused and in_backward:
+        if unused:
             _at_the_end(lambda: _at_the_end(partial(_give, unused)))  # of those, after DDP's own
 
     def _watch(self) -> None:
