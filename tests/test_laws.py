@@ -260,8 +260,8 @@ def test_bytes_are_those_of_the_formula(size: int, roots: Any, density: float, v
         assert round(selected) == proposed
         assert mean["bytes_values"] == pytest.approx(steps * 2 * share * sent_as(values, proposed, size))
     assert mean["bytes_dense"] == pytest.approx(steps * 2 * share * sent_as(values, small, size))
-    # The verdict of every step, and once 8 bytes per parameter and for the step.
-    assert mean["bytes_headers"] == pytest.approx(steps * 2 * share * 12 + (size - 1) * 8 * (6 + 1))
+    # The verdict of every step, and once a barrier and 8 bytes per parameter and for the step.
+    assert mean["bytes_headers"] == pytest.approx(2 * share * (steps * 12 + 4) + (size - 1) * 8 * (6 + 1))
     assert stats["dense_equivalent_bytes"] == pytest.approx(steps * 2 * share * 4 * (sum(big) + small))
 
 
@@ -324,7 +324,7 @@ def test_one_rank_reports_the_ratio_of_payloads() -> None:
     stats = optimizer.stats()
     assert stats["bytes_sent"] == 0
     payload = index_code(41 + 31, 7168).size + 4 * (41 + 31 + 602) + 12
-    assert stats["wire_ratio"] == pytest.approx(3 * 4 * (7168 + 602) / (3 * payload + 8 * 7))
+    assert stats["wire_ratio"] == pytest.approx(3 * 4 * (7168 + 602) / (3 * payload + 4 + 8 * 7))
 
 
 # -- 5. determinism ---------------------------------------------------------------------------------------------------

@@ -64,6 +64,10 @@ class Recorder:
     alltoall = _passed_on("alltoall")
     shift = _passed_on("shift")
 
+    def barrier(self, *, name: str) -> None:
+        """Not noted: no step has one."""
+        self._comm.barrier(name=name)
+
     def message_device(self, device: Any) -> Any:
         """As the communicator has it."""
         return self._comm.message_device(device)

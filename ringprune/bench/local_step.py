@@ -139,6 +139,9 @@ class _Timed:
     def shift(self, tensor: Tensor, into: Tensor, *, name: str) -> Handle:
         return self._call(self._comm.shift, tensor, into, name=name)
 
+    def barrier(self, *, name: str) -> None:
+        self._comm.barrier(name=name)
+
     def message_device(self, device: torch.device) -> torch.device:
         return self._comm.message_device(device)
 

@@ -136,6 +136,13 @@ class CheckedCommunicator(ABC):
         self.traffic.count_own(tensor.nbytes if self.size > 1 else 0)
         return self._start(call, tensor, into)
 
+    def barrier(self, *, name: str) -> None:
+        """Return once all ranks have called this; ranks in another collective are waited for.
+
+        Libraries that tell collectives apart by their names need no more than one of them.
+        """
+        self.allreduce(torch.zeros(1, dtype=torch.int32, device=CPU), name=name).wait()
+
     def message_device(self, device: torch.device) -> torch.device:
         """Where messages that the host writes and reads belong, for a model on ``device``."""
         return CPU

@@ -14,7 +14,7 @@ from torch import Tensor
 
 __all__ = ["ASKED", "Ability", "Communicator", "Handle", "Nodes", "Traffic"]
 
-Ability = Literal["broadcast", "allreduce", "group", "allgather", "alltoall", "shift", "divide"]
+Ability = Literal["broadcast", "allreduce", "group", "allgather", "alltoall", "shift", "barrier", "divide"]
 
 ASKED = frozenset({"mpi"})
 """Kinds of communicators whose messages move on only while somebody asks: what is computed meanwhile hides none."""
@@ -153,6 +153,15 @@ class Communicator(Protocol):
 
     def shift(self, tensor: Tensor, into: Tensor, *, name: str) -> Handle:
         """Send ``tensor`` to rank + 1, receive from rank - 1 (mod size) into ``into``; the handle returns ``into``."""
+        ...
+
+    def barrier(self, *, name: str) -> None:
+        """Return once all ranks have called this.
+
+        For calls that some ranks may make, by mistake, while others are in another one. Where a library matches
+        collectives by their order alone it takes one for the other, and crashes. What a barrier sends meets no other
+        call: the ranks wait for each other, with warnings and a time limit.
+        """
         ...
 
     def message_device(self, device: torch.device) -> torch.device:

@@ -88,6 +88,15 @@ class MpiCommunicator(CheckedCommunicator):
         atexit.register(self._end)  # mpi4py shuts MPI down later, at its own exit
         _abort_after_uncaught_errors()
 
+    def barrier(self, *, name: str) -> None:
+        """Return once all ranks have called this; by messages from rank to rank, which meet no collective."""
+        token = torch.zeros(1, dtype=torch.int32, device="cpu")
+        self._check_tensor("barrier", name, token)
+        call = Call("barrier", name, token.dtype, tuple(token.shape))
+        for _ in range(self.size - 1):  # after n of them the n ranks before this one are known to have come
+            self.traffic.count_own(token.nbytes)
+            self._start(call, token, torch.empty_like(token)).wait()
+
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
         if self.size == 1:
             if into is not tensor:
@@ -120,6 +129,7 @@ class MpiCommunicator(CheckedCommunicator):
             "allgather": self._allgather,
             "alltoall": self._alltoall,
             "shift": self._shift,
+            "barrier": self._shift,
         }
         return starters[call.op](call, tensor, into)
 
@@ -142,8 +152,9 @@ class MpiCommunicator(CheckedCommunicator):
         return [self._mpi.Ialltoallv(_pieces(tensor, call.splits, call), _pieces(into, call.received, call))]
 
     def _shift(self, call: Call, tensor: Tensor, into: Tensor) -> list[MPI.Request]:
-        received = self._mpi.Irecv(_moved(into), source=(self.rank - 1) % self.size)
-        return [received, self._mpi.Isend(_moved(tensor), dest=(self.rank + 1) % self.size)]
+        tag = int(call.op == "barrier")
+        received = self._mpi.Irecv(_moved(into), source=(self.rank - 1) % self.size, tag=tag)
+        return [received, self._mpi.Isend(_moved(tensor), dest=(self.rank + 1) % self.size, tag=tag)]
 
     def _check_support(self, call: Call, tensor: Tensor) -> None:
         if tensor.device.type not in ("cpu", "cuda"):

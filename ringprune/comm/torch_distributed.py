@@ -29,6 +29,7 @@ __all__ = ["TorchCommunicator"]
 
 JOIN_SECONDS = 1.0
 EAGER_SECONDS = 0.0  # Gloo's threads need the core more than we do
+LONGEST_STORE_PAUSE = 0.02  # one process answers all that ask
 USUAL_LIMIT = timedelta(minutes=30)  # torch.distributed's own
 SERVES = {"gloo": "cpu", "nccl": "cuda"}  # back ends that are known to do all that is asked of them, and where
 # What is only moved travels as bytes, so every dtype can be. Gloo ends the process over a dtype that it cannot sum.
@@ -76,6 +77,9 @@ class TorchCommunicator(CheckedCommunicator):
         self._group: Any = _new_group(original, timeout) if self._own else original
         super().__init__(dist.get_rank(self._group), dist.get_world_size(self._group))
         self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (RuntimeError, ValueError))
+        self._store_waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (RuntimeError,), LONGEST_STORE_PAUSE)
+        made = _made[self._group.group_name] = _made.get(self._group.group_name, 0) + 1
+        self._label, self._barriers = f"{self._group.group_name}/{made}", 0  # the same on all ranks, and nobody else's
         self._messages = _Messages()
         _open.add(self)
 
@@ -90,6 +94,25 @@ class TorchCommunicator(CheckedCommunicator):
             return lambda: None  # connect() says what is missing
         dist.init_process_group("gloo")
         return dist.destroy_process_group
+
+    def barrier(self, *, name: str) -> None:
+        """Return once all ranks have called this; they are counted in the store where they have found each other.
+
+        Whatever the back end, that meets no collective, and ends in no thread of Gloo's. Its bytes are not counted.
+        """
+        token = torch.zeros(1, dtype=torch.int32, device="cpu")
+        self._check_tensor("barrier", name, token)
+        call = Call("barrier", name, token.dtype, tuple(token.shape))
+        self._barriers += 1
+        key = f"ringprune/{self._label}/{self._barriers}"
+        try:
+            store = dist.distributed_c10d._get_default_store()
+            store.add(key, 1)
+        except self._store_waiter.library_errors as error:
+            raise self._store_waiter.failed(call, error) from error
+        self._store_waiter.handle(
+            call, done=lambda: store.add(key, 0) >= self.size, result=lambda: token, kept=None
+        ).wait()
 
     def _start(self, call: Call, tensor: Tensor, into: Tensor) -> Handle:
         starters: dict[Ability, Callable[[Call, Tensor, Tensor], list[Any]]] = {
@@ -290,6 +313,9 @@ class _Messages:
             except Exception as error:
                 followed.ended.set_exception(error)
 
+
+_made: dict[str, int] = {}
+"""How many communicators each process group has got; all ranks make them together."""
 
 _open: "weakref.WeakSet[TorchCommunicator]" = weakref.WeakSet()
 

@@ -267,6 +267,8 @@ class Exchange:
             outputs: one contiguous tensor per parameter; those of packed buckets are overwritten with the average.
         """
         self.forget()
+        with self._setting.metrics.sending("headers"):
+            self._setting.comm.barrier(name="flush()")  # a rank that has batches left may be in a step
         for lane, keeps in zip(self._lanes, self._keeps, strict=True):
             if keeps:
                 lane.flush([outputs[i] for i in lane.bucket.members])

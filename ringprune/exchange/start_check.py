@@ -36,6 +36,7 @@ def check_start(
     place = torch.tensor([step or resumed / 2], dtype=torch.float64, device="cpu")
     row = torch.cat([place, squares]).to(device)
     with metrics.sending("headers"):
+        comm.barrier(name="the check at the start")  # where some have loaded a checkpoint, others may be in a step
         gathered = comm.allgather(row, name="weights at the start").wait()
     # As bits, so that NaN equals NaN.
     rows = gathered.reshape(comm.size, -1).cpu().view(torch.int64)

@@ -4,6 +4,7 @@ Each check takes a communicator and is called by all its ranks together. Expecte
 ``size``, so the same checks serve any number of ranks. ``CHECKS`` lists them by name.
 """
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ringprune.comm import Communicator
+from ringprune.comm import Communicator, Handle
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 
 SUMMED = (torch.float32, torch.float64, torch.int32, torch.int64)
@@ -172,6 +173,35 @@ def shift_passes_to_the_next_rank(comm: Communicator) -> None:
 
 
 @contract
+def nobody_leaves_a_barrier_before_all_have_come(comm: Communicator) -> None:
+    if comm.rank == comm.size // 2:
+        time.sleep(0.05)
+    came = time.monotonic()
+    comm.barrier(name="b")
+    left = time.monotonic()
+    times = comm.allgather(torch.tensor([came, left], dtype=torch.float64), name="t").wait().view(-1, 2)
+    assert times[:, 1].min() >= times[:, 0].max(), "of one clock: all ranks are on one machine"
+
+
+@contract
+def a_barrier_meets_no_other_call(comm: Communicator) -> None:
+    """What some ranks start before it and some after it goes where it should."""
+    if comm.kind not in ("mpi", "torch"):
+        return  # calls are told apart by their names
+    into = torch.empty(5)
+
+    def start() -> list[Handle]:
+        handles = [comm.allreduce(torch.full((3,), comm.rank), name="a")]
+        return [*handles, comm.shift(torch.full((5,), float(comm.rank)), into, name="s")]
+
+    handles = start() if comm.rank % 2 else []
+    comm.barrier(name="b")
+    total, shifted = (handle.wait() for handle in handles or start())
+    assert total.tolist() == [sum(range(comm.size))] * 3
+    assert shifted.tolist() == [(comm.rank - 1) % comm.size] * 5
+
+
+@contract
 def many_collectives_are_under_way_at_once(comm: Communicator) -> None:
     handles = [comm.allreduce(noise(comm.rank + i, 50), name=f"a{i}") for i in range(40)]
     gathers = [comm.allgather(torch.tensor([i, comm.rank]), name=f"g{i}") for i in range(40)]
@@ -256,6 +286,8 @@ def bytes_are_counted_once_by_formula(comm: Communicator) -> None:
     if "shift" in comm.abilities:
         shifted = 2 * row if size > 1 else 0
         assert_counts(lambda: comm.shift(block, torch.empty(2, 3), name="s").wait(), shifted, shifted)
+    by_kind = {"mpi": (4 * (size - 1), 4 * (size - 1)), "torch": (0, 0)}  # torch's store counts for itself
+    assert_counts(lambda: comm.barrier(name="b"), *by_kind.get(comm.kind, (8 * share, 4)))
 
 
 @contract
