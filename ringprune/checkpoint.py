@@ -35,6 +35,7 @@ class Origin:
         flushed: whether nothing in it is private to the rank: it was saved after a flush, or nothing is kept back.
         findings: NaN and infinity that this rank has to tell the others of at the next exchange, in update mode.
         fault: a wrong call or a failure that it has to tell them of.
+        highest: of the learning rates so far, by param group; 0 where it is not known.
     """
 
     rank: int
@@ -45,6 +46,7 @@ class Origin:
     flushed: bool
     findings: tuple[str, ...] = ()
     fault: str | None = None
+    highest: tuple[float, ...] = ()
 
 
 def save(origin: Origin, state: Tensors) -> dict[str, Any]:

@@ -78,6 +78,7 @@ class Parts:
         metrics: what counts, where it has counted before; None begins anew.
         others: who else averages the gradients, where it has been looked already; None looks anew.
         first: exchanges made before, by another mode.
+        highest: of the learning rates so far, by param group; one mode after the other goes on with it.
     """
 
     inner: torch.optim.Optimizer
@@ -94,6 +95,7 @@ class Parts:
     metrics: Metrics | None = None
     others: Others | None = None
     first: int = 0
+    highest: dict[int, float] = field(default_factory=dict)
 
     @property
     def specs(self) -> tuple[ParamSpec, ...]:
@@ -127,7 +129,7 @@ class Mode(ABC):
         self.plan, self.params, self.scale = plan, parts.params, parts.scale
         self._inner, self._policy, self._comm = parts.inner, parts.policy, comm
         self.embeddings = parts.embeddings
-        self._highest: dict[int, float] = {}  # of the learning rates, by param group
+        self._highest = parts.highest
         self._known = {id(param) for param in self.updated}
         self.others = parts.others or Others(parts.params)
         self.metrics = parts.metrics or Metrics(comm.traffic, plan.numel, nodes)
@@ -341,7 +343,8 @@ class Mode(ABC):
 
     def made(self) -> dict[str, Any]:
         """How far it has come, for a checkpoint's ``Origin``."""
-        return {"step": self.exchange.step, "local_steps": self.local_steps}
+        highest = tuple(self._highest.get(number, 0.0) for number in range(len(self._inner.param_groups)))
+        return {"step": self.exchange.step, "local_steps": self.local_steps, "highest": highest}
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """Everything a checkpoint must hold besides the wrapped optimizer's state, as views by parameter name."""
@@ -353,6 +356,7 @@ class Mode(ABC):
 
     def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], origin: Origin) -> None:
         """The state was overwritten from the checkpoint that ``origin`` tells about."""
+        self._highest.update(enumerate(origin.highest))
         self._verdict.resumed(origin.findings, origin.fault)
         self.exchange.resumed(origin.step, flushed=origin.flushed)
 

@@ -60,3 +60,26 @@ def test_a_rate_that_the_loop_has_lowered_itself_has_fallen(rate: float, caplog:
 @pytest.mark.parametrize("policy", [rp.Dense(), rp.IWP(0.05, local_steps=2)], ids=["dense", "local steps"])
 def test_nobody_warns_of_what_is_no_step(policy: rp.Policy, caplog: pytest.LogCaptureFixture) -> None:
     assert not told(caplog, policy, None)
+
+
+def test_a_rate_that_fell_before_a_resume_has_fallen(caplog: pytest.LogCaptureFixture) -> None:
+    """The highest rate was forgotten: the loop that had lowered it was warned after every resume."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.IWP(0.05))
+        run(model, optimizer, comm.rank, 2)
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.01
+        weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        state = optimizer.state_dict()
+        again = make_model()
+        again.load_state_dict(weights)
+        resumed = wrap(again, comm, rp.IWP(0.05))
+        resumed.load_state_dict(state)
+        run(again, resumed, comm.rank, 2)
+        resumed.flush()
+
+    with caplog.at_level(logging.WARNING, "ringprune"):
+        rp.simulate(2, rank)
+    assert not [record for record in caplog.records if record.getMessage().startswith("flush()")]

@@ -47,9 +47,8 @@ class Cell:
 
     @property
     def solved(self) -> str | None:
-        """What the budget decides: as the method has it, but local steps where its specification fixes the density."""
-        fixed = self.method.solved == "density" and self.spec.fixes_density
-        return "local_steps" if fixed else self.method.solved
+        """What the budget decides."""
+        return self.method.solved_at(self.task.name, self.budget)
 
     @property
     def middle(self) -> float:

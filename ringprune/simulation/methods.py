@@ -25,6 +25,7 @@ class Method:
             None for a method that sends what it sends.
         other: other specifications for a task, a budget or both, such as ``"gpt-adamw"``, ``"1/600"`` or
             ``"gpt-adamw 1/600"``; the narrowest counts. Where one has a density, local steps are solved for.
+        fixed: where ``other`` says everything: nothing is solved for, and less may be sent than the budget.
     """
 
     name: str
@@ -32,19 +33,31 @@ class Method:
     says: str
     solved: str | None = "density"
     other: Mapping[str, str] = field(default_factory=dict)
+    fixed: frozenset[str] = frozenset()
 
     def at(self, task: str, budget: float) -> Spec:
         """The specification for a task and a budget."""
+        where = self._where(task, budget)
+        return parse(self.spec if where is None else self.other[where])
+
+    def solved_at(self, task: str, budget: float) -> str | None:
+        """What is chosen there: local steps where the specification has a density, nothing where it says everything."""
+        if self._where(task, budget) in self.fixed:
+            return None
+        fixed = self.solved == "density" and self.at(task, budget).fixes_density
+        return "local_steps" if fixed else self.solved
+
+    def _where(self, task: str, budget: float) -> str | None:
         share = budget_name(budget)
-        text = next((self.other[k] for k in (f"{task} {share}", share, task) if k in self.other), self.spec)
-        return parse(text)
+        return next((key for key in (f"{task} {share}", share, task) if key in self.other), None)
 
     @property
     def solves(self) -> str:
         """What is solved for, for people."""
-        some = any(parse(text).fixes_density for text in (self.spec, *self.other.values()))
-        also = ", or local_steps where that is given" if self.solved == "density" and some else ""
-        return f"{self.solved or 'nothing'}{also}"
+        given = [where for where, text in self.other.items() if parse(text).fixes_density]
+        also = ", or local_steps where that is given" if self.solved == "density" and given else ""
+        nothing = f"; {', '.join(sorted(self.fixed))}: nothing" if self.fixed else ""
+        return f"{self.solved or 'nothing'}{also}{nothing}"
 
     @property
     def exists(self) -> bool:
@@ -64,8 +77,7 @@ def budget_name(budget: float) -> str:
 
 
 _IWP = "iwp:roots=all,local_steps=4,local_steps.momentum=shared,values=book4,dense_values=int8"
-_SELDOM = _IWP.replace("local_steps=4", "local_steps=16")
-_WHOLE_SELDOM = "iwp:density=1,local_steps=4,local_steps.momentum=shared,values=book4,dense_values=int8"
+_WHOLE_SELDOM = "iwp:density=1,local_steps=160,values=book4,dense_values=int8"
 _WHOLE = (
     "iwp:density=1,local_steps=2,local_steps.momentum=shared,local_steps.growth=1.3,values=book2,dense_values=book2"
 )
@@ -76,7 +88,8 @@ METHODS = (
         "iwp",
         _IWP,
         "IWP as recommended so far",
-        other={"gpt-adamw": _WHOLE, "digits 1/300": _SELDOM, "digits 1/600": _WHOLE_SELDOM},
+        other={"gpt-adamw": _WHOLE, "digits": _WHOLE_SELDOM},
+        fixed=frozenset({"digits"}),
     ),
     Method("iwp-raw", f"{_IWP},damping=0", "the same pruning with the raw ratio g/w"),
     Method("dgc", "dgc:dense_values=int8", "Deep Gradient Compression, allgather"),

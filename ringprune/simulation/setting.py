@@ -59,9 +59,13 @@ class Setting:
             Unreachable: it does not fit.
         """
         solved = self._cell.solved
-        if solved is None:
-            return self._cell.spec
-        return (yield from self._local_steps() if solved == "local_steps" else self._density())
+        if solved == "density":
+            return (yield from self._density())
+        if solved == "local_steps":
+            return (yield from self._local_steps())
+        if self._cell.budget < 1:
+            yield from self._check()
+        return self._cell.spec
 
     def exact(self, tried: Sequence[Runs]) -> Asking[Spec]:
         """What to run next at the best rate, after what was tried there; the last of these again if that is right."""
@@ -70,10 +74,20 @@ class Setting:
         trials = [Trial(density_of(runs.spec), runs.bytes_sent) for runs in tried]
         return next_spec(self._cell.spec, (yield from self._forecast()), trials, EXACTLY, self._cell.allowed)
 
-    def _local_steps(self) -> Asking[Spec]:
+    def _check(self) -> Asking[None]:
+        """Whether a specification of which nothing is solved for fits."""
         cell = self._cell
-        probe = cell.key(cell.spec.exchanging_every(1), cell.middle, 0, steps=2)
-        exchange = (yield [probe])[0]["bytes_sent"] / 2
+        sends = (yield from self._exchange()) * exchanges_of(cell.spec, self._rates(cell.steps))
+        if sends > cell.allowed:
+            raise Unreachable(f"{cell.spec} sends {sends / cell.allowed:.2f} times the budget")
+
+    def _exchange(self) -> Asking[float]:
+        """Bytes of one exchange of local steps."""
+        probe = self._cell.key(self._cell.spec.exchanging_every(1), self._cell.middle, 0, steps=2)
+        return (yield [probe])[0]["bytes_sent"] / 2
+
+    def _local_steps(self) -> Asking[Spec]:
+        cell, exchange = self._cell, (yield from self._exchange())
         spec = with_local_steps(cell.spec, self._rates(cell.steps), exchange, cell.allowed)
         if spec is None:
             raise Unreachable(f"a single exchange sends {exchange / cell.allowed:.2f} times the budget")

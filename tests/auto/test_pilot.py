@@ -70,6 +70,28 @@ def test_nothing_is_lost_when_candidates_change(monkeypatch: pytest.MonkeyPatch,
         assert torch.equal(moved, found[0][0])
 
 
+def test_a_rate_that_fell_before_a_change_has_fallen(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each candidate knew the rates of its own steps alone, and a flush warned of one that had long fallen."""
+    follow(monkeypatch, [1])
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model, chosen = make_model(), []
+        optimizer = wrap(model, comm, rp.Auto((rp.Dense(), rp.IWP(0.05))))
+        for step in range(40):
+            chosen.append(optimizer.stats()["auto"]["chosen"])
+            for group in optimizer.param_groups:
+                group["lr"] = 0.05 if len(set(chosen)) < 2 else 5e-4
+            run(model, optimizer, comm.rank, 1, start=step)
+        assert chosen[0] != chosen[-1] and chosen[-1] == chosen[-2], "the rate was high under the first one alone"
+        optimizer.flush()
+
+    with caplog.at_level(logging.WARNING, "ringprune"):
+        rp.simulate(2, rank)
+    assert not [record for record in caplog.records if record.getMessage().startswith("flush()")]
+
+
 def test_dense_all_the_time_is_dense_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     follow(monkeypatch, [])
     auto = rp.simulate(3, lambda comm: train(comm, "auto", nesterov, 30)[0])

@@ -67,6 +67,19 @@ def test_local_steps_are_solved_for_where_the_specification_has_a_density(tiny: 
     assert best["density"] == 1 and best["wire_ratio"] >= 12
 
 
+def test_a_specification_that_says_everything_may_send_less_and_never_more(tiny: Task) -> None:
+    everything = {tiny.name: "iwp:density=1,local_steps=4,values=int8"}
+    method = Method("m", "iwp:min_numel=1", "", other=everything, fixed=frozenset({tiny.name}))
+    there = cell(tiny, method, 1 / 12)
+    assert there.solved is None and "tiny: nothing" in method.solves
+    study, _ = finish(there, run)
+    (best,) = [row for row in rows_of(study) if row["best"]]
+    assert best["policy"] == "m" and best["density"] == 1
+    assert 14 < best["wire_ratio"] < 17, "an exchange in 4 steps, in 8 bits"
+    over, made = finish(cell(tiny, method, 1 / 17), run)
+    assert over.reason is not None and "times the budget" in over.reason and len(made) == 1
+
+
 @pytest.mark.parametrize("power", [0.8, 1.0, 1.2])
 @pytest.mark.parametrize("warmup", ["", ",warmup=6,warmup.start=0.5"])
 @pytest.mark.parametrize("late", [1.0, 1.3, 0.7])
