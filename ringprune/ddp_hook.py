@@ -46,7 +46,7 @@ def ddp_hook(
     Args:
         policy: a policy, or its name with its function's defaults, ``IWP()`` for ``"iwp"``; its momentum correction
             and look-ahead are left out.
-        named_parameters: ``model.named_parameters()``, for errors and checkpoints; None numbers them.
+        named_parameters: ``model.named_parameters()``, for errors and checkpoints; None numbers them by DDP's buckets.
         comm: a communicator, the name of one, or None for ``connect("torch")``: a group of all ranks.
         scaler: the loop's ``torch.amp.GradScaler``; an overflow on any rank then skips the step on all.
         seed: decides roots and exploration; the same on all ranks.
@@ -308,7 +308,9 @@ class DDPHook:
                 "this hook serves another DistributedDataParallel: make a ringprune.ddp_hook for each model"
             )
         self._params = params
-        named = [(self._names.setdefault(id(p), f"parameter {len(self._names)}"), p, 0) for p in self._params]
+        for bucket, param in ((i, p) for i, arrived in enumerate(self._arrived) for p in arrived.params):
+            self._names.setdefault(id(param), f"parameter {len(self._names)} of bucket {bucket}")
+        named = [(self._names[id(param)], param, 0) for param in self._params]
         specs = describe_parameters(named)  # DDP has seen to it that they are alike on all ranks, and so are errors
         self._buckets = self._split(specs)
         buckets = tuple(bucket for group in self._buckets for bucket in group)

@@ -110,6 +110,29 @@ def other_checkpoints_are_refused(comm: rp.comm.Communicator) -> None:
         train(again, comm.rank, 1)
 
 
+def without_names_other_buckets_are_refused(comm: rp.comm.Communicator) -> None:
+    """Parameters are numbered by DDP's buckets: in others residuals of one went to another of its shape, silently."""
+
+    def unnamed(*, unused: bool) -> tuple[nn.Module, Any]:
+        model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)), nn.Linear(64, 10))
+        ddp = DistributedDataParallel(model, bucket_cap_mb=0.02, find_unused_parameters=unused)
+        hook = rp.ddp_hook(rp.IWP(0.05))
+        ddp.register_comm_hook(None, hook)
+        return ddp, hook
+
+    ddp, hook = unnamed(unused=True)  # else the first pass has one bucket
+    train(ddp, comm.rank, 2)
+    saved = hook.state_dict()
+    assert any(name.endswith("of bucket 1") for name in saved["parameters"])
+    same, second = unnamed(unused=True)
+    second.load_state_dict(saved)
+    train(same, comm.rank, 2)
+    other, third = unnamed(unused=False)
+    third.load_state_dict(saved)
+    with pytest.raises(rp.RankMismatchError, match="does not fit this model"):
+        train(other, comm.rank, 1)
+
+
 def a_bad_gradient_of_one_rank_raises_on_all(comm: rp.comm.Communicator) -> None:
     ddp, _ = wrapped(rp.IWP(0.05))
     train(ddp, comm.rank, 4)
@@ -310,6 +333,7 @@ CHECKS = (
     a_policy_is_what_the_wrapper_makes_of_it,
     resuming_equals_not_stopping,
     other_checkpoints_are_refused,
+    without_names_other_buckets_are_refused,
     a_bad_gradient_of_one_rank_raises_on_all,
     an_overflow_skips_the_step_on_all_ranks,
     a_norm_over_all_gradients,
