@@ -84,7 +84,8 @@ class Setting:
     def _exchange(self) -> Asking[float]:
         """Bytes of one exchange of local steps."""
         probe = self._cell.key(self._cell.spec.exchanging_every(1), self._cell.middle, 0, steps=2)
-        return (yield [probe])[0]["bytes_sent"] / 2
+        (record,) = yield [probe]
+        return float(record["bytes_sent"]) / 2
 
     def _local_steps(self) -> Asking[Spec]:
         cell, exchange = self._cell, (yield from self._exchange())
