@@ -13,7 +13,7 @@ from ringprune.embedding import any_embeddings
 from ringprune.errors import NonFiniteGradientError, RankMismatchError, UsageError
 from ringprune.mode import Mode, Parts, tell_of_rates
 from ringprune.other_wrappers import averaged_elsewhere
-from ringprune.packing import no_rows
+from ringprune.packing import laid_out_as, no_rows
 from ringprune.plan import Bucket
 from ringprune.residual import Correction
 from ringprune.scaling import check_halves
@@ -277,6 +277,9 @@ class GradientMode(Mode):
         self.exchange.look_ahead()
 
     def _inner_step(self) -> None:
+        for param in (param for group in self._inner.param_groups for param in group["params"]):
+            if param.grad is not None and not param.is_contiguous():
+                param.grad = laid_out_as(param, param.grad)
         with self._told_to_all(), nullcontext() if self._momentum is None else self._momentum.taken_over():
             self._inner.step()
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ringprune.embedding import embedding_of
 from ringprune.errors import ConfigurationError
+from ringprune.packing import laid_out_as
 from ringprune.plan import ParamSpec
 
 __all__ = ["SharedMomentum", "takes_over"]
@@ -105,7 +106,8 @@ class SharedMomentum:
             if velocity is not None and group["maximize"]:
                 velocity.neg_()
             total = velocity if shared is None else shared if velocity is None else shared.add_(velocity)
-            self._optimizer.state[param]["momentum_buffer"] = cast(Tensor, total).to(param.dtype)
+            held = laid_out_as(param, cast(Tensor, total).to(param.dtype))
+            self._optimizer.state[param]["momentum_buffer"] = held
         self._buffers, self._adopted = {}, False
 
     def adopt(self) -> None:

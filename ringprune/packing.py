@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ringprune import ops
 
-__all__ = ["flatten", "no_rows", "pack", "unflatten", "unpack"]
+__all__ = ["flatten", "laid_out_as", "no_rows", "pack", "unflatten", "unpack"]
 
 
 def pack(
@@ -51,6 +51,13 @@ def unflatten(outputs: Sequence[Tensor], values: Tensor, factor: float = 1.0) ->
             output.copy_(part.view_as(output).mul_(factor) if factor != 1.0 else part.view_as(output))
         else:
             torch.mul(part.view_as(output), factor, out=output)
+
+
+def laid_out_as(param: Tensor, tensor: Tensor) -> Tensor:
+    """A tensor of ``param``'s shape with its strides too: torch's fused optimizers take both as flat memory."""
+    if param.is_contiguous() or tensor.is_sparse or tensor.stride() == param.stride():
+        return tensor
+    return torch.empty_like(param, dtype=tensor.dtype, requires_grad=False).copy_(tensor)
 
 
 def no_rows(table: Tensor) -> Tensor:

@@ -175,3 +175,58 @@ def test_optimizers_that_need_a_closure_are_refused() -> None:
             rp.DistributedOptimizer(Twice(model.parameters(), lr=0.1), model.named_parameters(), comm=comm)
 
     rp.simulate(1, rank)
+
+
+def _channels_last(policy: rp.Policy | None, fused: bool, *, closing: bool = False) -> Tensor:
+    """The weight of a convolution in channels_last after steps, a flush and, ``closing``, steps without the wrapper."""
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        model = nn.Conv2d(8, 16, 3, bias=False)
+        with torch.no_grad():
+            model.weight.copy_(torch.randn(model.weight.shape, generator=generator))
+        model.to(memory_format=torch.channels_last)
+        images = torch.randn(4, 8, 6, 6, generator=generator).to(memory_format=torch.channels_last)
+        inner = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=fused)
+
+        def steps(optimizer: torch.optim.Optimizer) -> None:
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(images).square().mean().backward()
+                optimizer.step()
+
+        if policy is None:
+            steps(inner)
+        else:
+            given = {"model": model} if policy.schedule else {}
+            optimizer = rp.DistributedOptimizer(inner, model.named_parameters(), policy=policy, comm=comm, **given)
+            steps(optimizer)
+            optimizer.flush()
+            if closing:
+                optimizer.close()
+                inner.param_groups[0]["foreach"] = False
+        if closing:
+            steps(inner)
+        return model.weight.detach().clone()
+
+    return rp.simulate(1, rank)[0]
+
+
+@pytest.mark.parametrize("closing", [False, True])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        rp.Dense(),
+        rp.IWP(1.0, min_numel=1),
+        rp.IWP(0.05, min_numel=1),
+        rp.IWP(0.05, min_numel=1, correction="global"),
+        rp.P3(),
+    ],
+    ids=["dense", "all", "pruned", "error feedback", "P3"],
+)
+def test_fused_optimizers_step_on_weights_in_channels_last(policy: rp.Policy, closing: bool) -> None:
+    """They read weight, gradient and momentum as flat memory: our averages, contiguous, went to other weights."""
+    fused, plain = (_channels_last(policy, fused, closing=closing) for fused in (True, False))
+    torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-6)
+    if policy == rp.Dense():
+        torch.testing.assert_close(fused, _channels_last(None, fused=True, closing=closing), rtol=1e-5, atol=1e-6)
