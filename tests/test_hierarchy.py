@@ -293,9 +293,9 @@ def test_bytes_between_nodes_are_those_of_so_many_ranks(size: int, per_node: int
     flat = rp.simulate(nodes, rank)[0]
     for number, stats in enumerate(on_nodes(size, per_node, lambda comm: rank(comm, hierarchical=True))):
         first = number % per_node == 0
-        assert [stats[key] for key in counted] == pytest.approx([flat[key] if first else 0.0 for key in counted])
+        assert [stats[key] for key in counted] == [flat[key] if first else 0.0 for key in counted]
         # All ranks: a barrier, 8 bytes for the step and each of 6 weights at the start, the verdicts.
-        headers = (size - 1) * 8 * 7 + (4 + steps * 12) * 2 * (size - 1) / size
+        headers = (size - 1) * (4 + 8 * 7) + steps * 2 * (size - 1) / size * 12
         assert stats["bytes_headers"] == pytest.approx(headers)
         here = min(per_node, size - number // per_node * per_node)
         assert stats["bytes_inside_node"] == pytest.approx(steps * 3 * (here - 1) / here * 4 * numel), "sum, broadcast"

@@ -261,7 +261,7 @@ def test_bytes_are_those_of_the_formula(size: int, roots: Any, density: float, v
         assert mean["bytes_values"] == pytest.approx(steps * 2 * share * sent_as(values, proposed, size))
     assert mean["bytes_dense"] == pytest.approx(steps * 2 * share * sent_as(values, small, size))
     # The verdict of every step, and once a barrier and 8 bytes per parameter and for the step.
-    assert mean["bytes_headers"] == pytest.approx(2 * share * (steps * 12 + 4) + (size - 1) * 8 * (6 + 1))
+    assert mean["bytes_headers"] == pytest.approx(steps * 2 * share * 12 + (size - 1) * (4 + 8 * (6 + 1)))
     assert stats["dense_equivalent_bytes"] == pytest.approx(steps * 2 * share * 4 * (sum(big) + small))
 
 
