@@ -141,7 +141,8 @@ class CheckedCommunicator(ABC):
 
         Libraries that tell collectives apart by their names need no more than one of them.
         """
-        self.allgather(torch.zeros(1, dtype=torch.int32, device=CPU), name=name).wait()
+        if self.size != 1:
+            self.allgather(torch.zeros(1, dtype=torch.int32, device=CPU), name=name).wait()
 
     def message_device(self, device: torch.device) -> torch.device:
         """Where messages that the host writes and reads belong, for a model on ``device``."""
