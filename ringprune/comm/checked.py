@@ -137,12 +137,11 @@ class CheckedCommunicator(ABC):
         return self._start(call, tensor, into)
 
     def barrier(self, *, name: str) -> None:
-        """Return once all ranks have called this; ranks in another collective are waited for.
-
-        Libraries that tell collectives apart by their names need no more than one of them.
-        """
-        if self.size != 1:
-            self.allgather(torch.zeros(1, dtype=torch.int32, device=CPU), name=name).wait()
+        """Return once all ranks have called this; ranks in another collective are waited for."""
+        token = torch.zeros(1, dtype=torch.int32, device=CPU)
+        self._check_tensor("barrier", name, token)
+        if self.size > 1:
+            self._meet(Call("barrier", name, token.dtype, tuple(token.shape)), token)
 
     def message_device(self, device: torch.device) -> torch.device:
         """Where messages that the host writes and reads belong, for a model on ``device``."""
@@ -199,6 +198,10 @@ class CheckedCommunicator(ABC):
     def _start_group(self, call: Call, tensors: Sequence[Tensor], factor: float) -> Handle:
         """Start the sum of each of ``tensors``, in place; of those with the ability."""
         raise AssertionError(f'{type(self).__name__} names the ability "group", and sums no groups')
+
+    def _meet(self, call: Call, token: Tensor) -> None:
+        """Wait for all ranks; a library that tells collectives apart by their names needs no more than one of them."""
+        self.allgather(token, name=call.name).wait()
 
     @abstractmethod
     def _check_support(self, call: Call, tensor: Tensor) -> None:

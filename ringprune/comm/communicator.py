@@ -93,7 +93,8 @@ class Communicator(Protocol):
         rank: number of this rank, 0 to ``size - 1``.
         size: number of ranks.
         abilities: the calls that work here; ``shift`` needs point-to-point messages, ``divide`` groups of some ranks,
-            ``group`` (of ``allreduce_group``) a library that gathers tensors into messages by itself.
+            ``group`` (of ``allreduce_group``) a library that gathers tensors into messages by itself. ``barrier`` works
+            everywhere and is not named.
         traffic: the byte counter.
         threads: whether calls may come from several threads, one at a time.
     """

@@ -88,11 +88,8 @@ class MpiCommunicator(CheckedCommunicator):
         atexit.register(self._end)  # mpi4py shuts MPI down later, at its own exit
         _abort_after_uncaught_errors()
 
-    def barrier(self, *, name: str) -> None:
-        """Return once all ranks have called this; by messages from rank to rank, which meet no collective."""
-        token = torch.zeros(1, dtype=torch.int32, device="cpu")
-        self._check_tensor("barrier", name, token)
-        call = Call("barrier", name, token.dtype, tuple(token.shape))
+    def _meet(self, call: Call, token: Tensor) -> None:
+        """By messages from rank to rank, which meet no collective."""
         for _ in range(self.size - 1):  # after n of them the n ranks before this one are known to have come
             self.traffic.count_own(token.nbytes)
             self._start(call, token, torch.empty_like(token)).wait()

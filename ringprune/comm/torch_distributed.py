@@ -95,18 +95,16 @@ class TorchCommunicator(CheckedCommunicator):
         dist.init_process_group("gloo")
         return dist.destroy_process_group
 
-    def barrier(self, *, name: str) -> None:
-        """Return once all ranks have called this; they are counted in the store where they have found each other.
+    def _meet(self, call: Call, token: Tensor) -> None:
+        """The ranks are counted in the store where they have found each other; its bytes are not counted.
 
-        Whatever the back end, that meets no collective, and ends in no thread of Gloo's. Its bytes are not counted.
+        Whatever the back end, that meets no collective. A message of Gloo's that is waited for when the process ends
+        would abort it.
         """
-        token = torch.zeros(1, dtype=torch.int32, device="cpu")
-        self._check_tensor("barrier", name, token)
-        call = Call("barrier", name, token.dtype, tuple(token.shape))
         self._barriers += 1
         key = f"ringprune/{self._label}/{self._barriers}"
         try:
-            store = dist.distributed_c10d._get_default_store()
+            store = dist.distributed_c10d._get_default_store()  # private to torch; a store of our own needs an address
             store.add(key, 1)
         except self._store_waiter.library_errors as error:
             raise self._store_waiter.failed(call, error) from error
