@@ -190,13 +190,19 @@ def test_down_leaves_nothing(tmp_path: Path) -> None:
             Cluster.up(2, folder=made.folder)
         holders = [host.process for host in [*made.hosts, made.host("sw")]]
         networks = [network for holder in holders if (network := network_of(holder.pid))]
-        sleeper = subprocess.Popen([sys.executable, str(COMMAND), "exec", "h1", "sleep", "300"], env=_in(made.folder))
-        while not made.processes():
-            time.sleep(0.02)
-        with pytest.raises(ClusterError, match=rf"h1: {sleeper.pid} \(.*sleep 300\)"):
-            made.down()
-        assert command(made.folder, "down", "--kill").stdout == "down\n"
-        assert sleeper.wait(10) == -signal.SIGTERM
+        words = [sys.executable, str(COMMAND)]
+        with subprocess.Popen([*words, "exec", "h1", "sleep", "300"], env=_in(made.folder)) as sleeper:
+            try:
+                # It is on the host before it sleeps: a shell that changes the folder becomes the command.
+                while not any(process.command == "sleep 300" for _, process in made.processes()):
+                    assert sleeper.poll() is None
+                    time.sleep(0.02)
+                with pytest.raises(ClusterError, match=rf"h1: {sleeper.pid} \(.*sleep 300\)"):
+                    made.down()
+                assert command(made.folder, "down", "--kill").stdout == "down\n"
+                assert sleeper.wait(10) == -signal.SIGTERM
+            finally:
+                sleeper.kill()
         assert not list(processes_inside(networks))
         assert not any(holder.alive for holder in holders)
         made.down()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -41,7 +42,9 @@ def test_check_cluster_names_the_slow_host(cluster: Cluster, tmp_path: Path) -> 
     assert job.returncode == 0, job.output
     record = json.loads((tmp_path / "check.json").read_text())
     assert [each["host"] for each in record["ranks"]] == ["h0", "h1", "h2", "h3"]
-    assert any(warning.startswith("h2 sends slowly: 4") for warning in record["warnings"]), record["warnings"]
+    # 50 Mbit/s with frames are 48 of payload; on a busy machine a burst of the shaper makes it 50.
+    slow = re.compile(r"h2 sends slowly: [45]\d(\.\d+)? Mbit/s at most")
+    assert any(slow.match(warning) for warning in record["warnings"]), record["warnings"]
 
 
 @pytest.fixture
