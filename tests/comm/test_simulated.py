@@ -159,16 +159,16 @@ def test_the_time_limit_names_who_waits_and_who_never_came() -> None:
 
     def one_is_stuck(comm: SimulatedCommunicator) -> None:
         if comm.rank == 1:
-            released.wait(10)
+            released.wait(60)
         comm.allreduce(torch.ones(3), name="a").wait()
 
     start = time.monotonic()
-    errors = errors_of_all(3, one_is_stuck, timeout=0.3)
+    errors = errors_of_all(3, one_is_stuck, timeout=1.0)  # within which the others come, on a busy machine too
     released.set()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 10, "nobody waited until it was released"
     assert sorted(errors) == [0, 2]
     for error in errors.values():
-        assert str(error).startswith('time limit of 0.3 s: waiting in "a" (allreduce of 3 float32): ')
+        assert str(error).startswith('time limit of 1.0 s: waiting in "a" (allreduce of 3 float32): ')
         assert str(error).endswith("rank 1 never came, it is in no collective")
 
 
@@ -221,7 +221,7 @@ def test_a_rank_that_waits_in_another_group_is_found() -> None:
         where.allreduce(torch.ones(1), name="all" if comm.rank == 1 else "node").wait()
 
     with pytest.raises(CommunicatorError) as raised:
-        simulate(2, fn, timeout=0.5)
+        simulate(2, fn, timeout=1.0)
     assert "never came, it is waiting in" in str(raised.value)
 
 

@@ -92,19 +92,19 @@ WAITING_PROGRAM = """
 import signal, sys
 from tests.comm.test_waiting import CALL, TENSOR, waiter
 {before}
+asked = []
 def done():
-    if not told:
+    asked.append(True)
+    if len(asked) == 2:  # the first time is before it waits, and before it takes SIGTERM
         print("waiting", flush=True)
-        told.append(True)
     return {until}
-told = []
 waiter(timeout=None).handle(CALL, done=done, result=lambda: TENSOR, kept=TENSOR).wait()
 {after}
 """
 
 
-def stopped_program(before: str = "", until: str = "False", after: str = "") -> tuple[int, str]:
-    """Run a process that waits, send it SIGTERM when it does, and return its exit status and stderr."""
+def stopped_program(before: str = "", until: str = "False", after: str = "", says: str = "waiting") -> tuple[int, str]:
+    """Run a process that waits, send it SIGTERM when it ``says`` so, and return its exit status and stderr."""
     program = WAITING_PROGRAM.format(before=before, until=until, after=after)
     root = Path(__file__).parents[2]
     process = subprocess.Popen(
@@ -112,11 +112,10 @@ def stopped_program(before: str = "", until: str = "False", after: str = "") -> 
     )
     with process:
         assert process.stdout is not None
-        line = process.stdout.readline()
-        time.sleep(0.1)
+        said = any(line == f"{says}\n" for line in process.stdout)
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=30)
-    assert line == "waiting\n", stderr
+    assert said, stderr
     return process.returncode, stderr
 
 
@@ -132,7 +131,8 @@ def test_a_script_that_handles_sigterm_keeps_its_handler() -> None:
 
 
 def test_sigterm_after_the_wait_only_ends_the_process() -> None:
-    status, stderr = stopped_program(until="True", after="import time; time.sleep(30)")
+    after = "print('waited', flush=True); import time; time.sleep(30)"
+    status, stderr = stopped_program(until="len(asked) > 1", after=after, says="waited")
     assert (status, stderr) == (-signal.SIGTERM, "")
 
 

@@ -32,7 +32,7 @@ def test_wrong_arguments(arguments: list[str], said: str, capsys: pytest.Capture
 def test_a_job_measures_every_sum_and_writes_documented_rows(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     words = "--rate", "10gbit", "--megabytes", "0.1,1", "--runs", "3", "--json", str(file)
-    run_job("mpi_scripts.bench_allreduce", *words, np=2, launcher="mpirun", timeout=60)
+    run_job("mpi_scripts.bench_allreduce", *words, np=2, launcher="mpirun", timeout=120)
     rows = json.loads(file.read_text())
     assert [(row["method"], row["megabytes"]) for row in rows] == [
         (method, size) for size in (0.1, 1.0) for method in ("ringprune", "open-mpi", "gloo")
@@ -51,6 +51,6 @@ def test_a_job_measures_every_sum_and_writes_documented_rows(tmp_path: Path) -> 
 def test_links_of_a_speed_that_nobody_told_have_no_floor() -> None:
     """They were taken for 1 Gbit/s, so that shared memory took a tenth of its floor."""
     words = "--megabytes", "0.1", "--runs", "1", "--json", "-"
-    job = run_job("mpi_scripts.bench_allreduce", *words, np=2, launcher="mpirun", timeout=60)
+    job = run_job("mpi_scripts.bench_allreduce", *words, np=2, launcher="mpirun", timeout=120)
     assert job.output.count('"rate": "as it is"') == job.output.count('"seconds_floor": null') == 3
     assert "sums over the ranks" in job.output

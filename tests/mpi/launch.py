@@ -67,7 +67,7 @@ def run_job(
     *arguments: str,
     np: int = 2,
     launcher: Launcher = "mpirun",
-    timeout: float = 60.0,
+    timeout: float = 120.0,
     check: bool = True,
     environment: dict[str, str] | None = None,
 ) -> Job:

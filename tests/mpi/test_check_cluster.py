@@ -30,6 +30,6 @@ def test_two_ranks_on_one_machine(tmp_path: Path) -> None:
 
 @pytest.mark.ranks
 def test_wrong_options_are_refused_once() -> None:
-    job = run_job(SCRIPT, "--density", "2", timeout=60, check=False)
+    job = run_job(SCRIPT, "--density", "2", timeout=120, check=False)
     assert job.returncode not in (0, None)
     assert job.output.count("--density has to be at most 1") == 1

@@ -34,7 +34,7 @@ def cluster() -> Iterator[Cluster]:
             yield made
 
 
-def run(cluster: Cluster, module: str, *arguments: str, timeout: float = 60, **options: str) -> Job:
+def run(cluster: Cluster, module: str, *arguments: str, timeout: float = 120, **options: str) -> Job:
     environment = {"RINGPRUNE_TEST_SECONDS": str(timeout - 5), **options}
     command = [sys.executable, "-m", module, *arguments]
     job = mpirun(cluster, 4, command, timeout=timeout, environment=environment, output="capture")
@@ -58,7 +58,7 @@ def network_devices() -> str:
 
 
 def wait_until_gone(processes: list[Process]) -> None:
-    limit = time.monotonic() + 20
+    limit = time.monotonic() + 40
     while any(process.alive for process in processes):
         assert time.monotonic() < limit, "holders live on"
         time.sleep(0.05)
@@ -99,16 +99,17 @@ def test_a_transfer_survives_a_pulled_cable(cluster: Cluster) -> None:
     jobs: list[Job] = []
     thread = threading.Thread(target=lambda: jobs.append(run(cluster, "tests.mpi.jobs.ring_transfer", "50")))
     thread.start()
-    limit = time.monotonic() + 40
-    while sent(cluster)[2] - before[2] < 5_000_000 and time.monotonic() < limit:
-        time.sleep(0.01)
-    cluster.plug("h2", connected=False)
-    time.sleep(0.2)  # what was on its way has arrived
-    received = cluster.counters()["h2"].rx_bytes
-    time.sleep(0.3)
-    assert cluster.counters()["h2"].rx_bytes == received, "bytes go around the cable"
-    cluster.plug("h2", connected=True)
-    thread.join()
+    try:
+        while sent(cluster)[2] - before[2] < 5_000_000 and thread.is_alive():
+            time.sleep(0.01)
+        cluster.plug("h2", connected=False)
+        time.sleep(0.2)  # what was on its way has arrived
+        received = cluster.counters()["h2"].rx_bytes
+        time.sleep(0.3)
+        assert cluster.counters()["h2"].rx_bytes == received, "bytes go around the cable"
+    finally:
+        cluster.plug("h2", connected=True)
+        thread.join()
     assert "transferred" in jobs[0].output
     assert sent(cluster)[2] - before[2] >= 50_000_000
 
@@ -171,11 +172,14 @@ def test_launch_ends_as_a_whole(cluster: Cluster) -> None:
 @needs_cluster
 @pytest.mark.ranks
 def test_mpirun_ends_as_a_whole(cluster: Cluster) -> None:
-    job = mpirun(cluster, 4, ["sh", "-c", "hostname; sleep 300"], timeout=4, output="capture")
-    assert job.returncode == 124
-    # Among what launchers may say: once, under load, the output began with a warning.
+    for limit in (4, 12, 36):
+        job = mpirun(cluster, 4, ["sh", "-c", "hostname; sleep 300"], timeout=limit, output="capture")
+        assert job.returncode == 124
+        assert not cluster.processes()
+        # Among what launchers may say: once, under load, the output began with a warning.
+        if {"h0", "h1", "h2", "h3"} <= set(job.output.split()):
+            break  # else it was ended before all ranks were there: on a busy machine that takes longer
     assert {"h0", "h1", "h2", "h3"} <= set(job.output.split()), job.output
-    assert not cluster.processes()
 
 
 # -- up and down ------------------------------------------------------------------------------------------------------
@@ -224,15 +228,17 @@ def test_an_interrupted_up_leaves_nothing(tmp_path: Path, number: signal.Signals
     for _ in range(5):
         # What runs in the background of a shell inherits that SIGINT is ignored, and these tests may.
         hears = ["env", "--default-signal=INT"]
-        process = subprocess.Popen([*hears, sys.executable, str(COMMAND), "up", "12", "1gbit"], env=_in(tmp_path))
-        while not state.exists():
-            assert process.poll() is None
-            time.sleep(0.005)
-        switch = json.loads(state.read_text())["switch"]["process"]
-        process.send_signal(number)
-        if process.wait(60):
+        up = [*hears, sys.executable, str(COMMAND), "up", "12", "1gbit"]
+        with subprocess.Popen(up, env=_in(tmp_path)) as process:
+            while not state.exists():
+                assert process.poll() is None
+                time.sleep(0.005)
+            switch = json.loads(state.read_text())["switch"]["process"]
+            process.send_signal(number)
+            process.wait(60)
+        # On a busy machine all of it, to the last rate, was up before the signal came, if only just.
+        if not state.exists() or len(json.loads(state.read_text())["rates"]) < 12:
             break
-        # On a busy machine it was up before the signal came.
         subprocess.run([sys.executable, str(COMMAND), "down"], env=_in(tmp_path), check=True)
     assert process.returncode == 128 + number
     assert not state.exists()
@@ -274,7 +280,13 @@ def test_a_sigterm_ends_a_temporary_cluster_and_its_job() -> None:
 
 @needs_cluster
 def test_hosts_end_by_themselves_and_leave_a_stale_state(tmp_path: Path) -> None:
-    made = Cluster.up(2, "1gbit", folder=tmp_path, ttl=1)
+    for ttl in (1, 4, 16):
+        try:
+            made = Cluster.up(2, "1gbit", folder=tmp_path, ttl=ttl)
+            break
+        except ClusterError:  # on a busy machine the first may end before the last is made
+            if ttl == 16:
+                raise
     wait_until_gone([host.process for host in [*made.hosts, made.host("sw")]])
     done = command(tmp_path, "status")
     assert done.returncode == 1

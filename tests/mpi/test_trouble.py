@@ -48,7 +48,7 @@ def test_ranks_in_different_calls_wait_for_each_other(
         assert not re.search("malloc|free\\(\\)|SIGABRT|Signal: |Signal 6", job.output), job.tails()
         if f'CommunicatorError: "{waits_in}" (barrier' in job.output:
             break  # else rank 0 was first to say that it has waited too long, and the others were ended
-    assert f'CommunicatorError: "{waits_in}" (barrier of 1 int32) was not done after 1.0 s' in job.output, job.tails()
+    assert f'CommunicatorError: "{waits_in}" (barrier of 1 int32) was not done after 3.0 s' in job.output, job.tails()
 
 
 @pytest.mark.parametrize(("kind", "launcher"), STACKS[:3])
@@ -67,8 +67,11 @@ def test_a_failing_job_fails_the_test_and_shows_its_ranks() -> None:
 
 @pytest.mark.parametrize(("launcher", "limit"), [("mpirun", 8.0), ("horovodrun-gloo", 15.0), ("torchrun", 20.0)])
 def test_nothing_outlives_its_time_limit(launcher: Launcher, limit: float) -> None:
-    job = run_job("tests.mpi.jobs.endless", launcher=launcher, timeout=limit, check=False)
-    assert job.returncode is None
-    pids = [int(pid) for pid in re.findall(r"pid=(\d+);", job.output)]
+    for seconds in (limit, 4 * limit):
+        job = run_job("tests.mpi.jobs.endless", launcher=launcher, timeout=seconds, check=False)
+        assert job.returncode is None
+        pids = [int(pid) for pid in re.findall(r"pid=(\d+);", job.output)]
+        assert not any(psutil.pid_exists(pid) for pid in pids)
+        if len(pids) == 2:
+            break  # else it was ended before it had started: on a busy machine that takes longer
     assert len(pids) == 2, job.tails()
-    assert not any(psutil.pid_exists(pid) for pid in pids)

@@ -1,6 +1,5 @@
 """A job for what only the torch communicator promises; on four ranks, some of them in groups of their own."""
 
-import time
 from functools import partial
 from typing import Any
 
@@ -86,9 +85,9 @@ def a_part_of_the_ranks_is_divided_only_where_it_needs_no_new_group(comm: Commun
 
 def waits_are_given_up(comm: Communicator) -> None:
     """A late rank; the collective goes on all the same, and what comes after it works."""
-    hasty = connect("torch", timeout=0.3)
+    hasty, given_up = connect("torch", timeout=0.3), torch.ones(1)
     if comm.rank == 0:
-        time.sleep(1.5)
+        dist.recv(given_up, 1)  # rank 1 has waited in vain, however long that took
     for op in ("allreduce", "shift"):
         if op == "allreduce":
             handle = hasty.allreduce(torch.ones(2), name="late")
@@ -98,6 +97,8 @@ def waits_are_given_up(comm: Communicator) -> None:
             for _ in range(2):
                 with pytest.raises(CommunicatorError, match=rf'"late" \({op} of 2 float32\) was not done after 0.3 s'):
                     handle.wait()
+    if comm.rank == 1:
+        dist.send(given_up, 0)
     dist.barrier()
     hasty.close()
 

@@ -14,8 +14,8 @@ from tests.mpi.inside import check_together, start
 
 
 def trouble(how: str) -> None:
-    """Do it, once the others are surely waiting."""
-    time.sleep(0.3)
+    """Do it, once the others are surely waiting, on a busy machine too."""
+    time.sleep(1)
     if how == "exits":
         os._exit(3)
     if how == "is killed":
