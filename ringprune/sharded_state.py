@@ -22,7 +22,7 @@ def save(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         if own or number in kept:
             kept[number] = {
                 kind: _gathered(embedding, value) if _per_row(value, embedding.weight.shape) else value
-                for kind, value in own.items()
+                for kind, value in sorted(own.items())  # in one order on all ranks, whoever lacked some of them
             }
     return state
 

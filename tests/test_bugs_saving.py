@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -80,3 +81,35 @@ def test_a_rank_whose_steps_were_all_left_out_saves_with_the_others(
     assert any(value.shape == (10, 4) for value in first.values())
     for kind, value in first.items():
         assert torch.equal(value, second[kind])
+
+
+class Averaging(torch.optim.Optimizer):
+    """Keeps two kinds of rows, the first of them later in the alphabet."""
+
+    def __init__(self, params: list[Tensor]) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Steps on what rows there are: a rank that has got none keeps nothing."""
+        for param in (param for group in self.param_groups for param in group["params"]):
+            if len(param.grad.coalesce().values()):
+                state = self.state[param] or {"sum": torch.zeros_like(param), "average": torch.zeros_like(param)}
+                state["sum"].add_(param.grad)
+                state["average"].copy_(state["sum"] / 2)
+                self.state[param] = state
+
+
+def test_what_some_ranks_have_not_is_gathered_in_one_order() -> None:
+    """In that in which each had it: the checkpoint had one kind of state under the name of another."""
+
+    def rank(comm: rp.comm.Communicator) -> dict[str, Tensor]:
+        embedding = rp.ShardedEmbedding(10, 4, comm=comm)
+        optimizer = rp.DistributedOptimizer(Averaging([embedding.weight]), policy="dense", comm=comm)
+        embedding(torch.tensor([1])).sum().backward()  # a row of rank 1
+        optimizer.step()
+        return copy.deepcopy(dict(optimizer.state_dict()["state"][0]))
+
+    for state in rp.simulate(2, rank, timeout=30):
+        assert torch.equal(state["sum"].sum(1), 4 * torch.eye(10)[1])
+        assert torch.equal(state["average"].sum(1), 2 * torch.eye(10)[1])
