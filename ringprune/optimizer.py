@@ -114,7 +114,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 self._step_supports_amp_scaling = False  # a GradScaler unscales and skips itself, as with any optimizer
                 return
             greeting.lives_with(self.param_groups)
-            scale = LossScale(scaler)
+            scale = LossScale(scaler, greeting.device)
             horovods = (op, compression, groups, num_groups, sparse_as_dense, gradient_predivide_factor)
             settings = Settings(
                 seed=whole_number("seed", seed, 0),

@@ -42,13 +42,17 @@ class LossScale:
 
     Args:
         scaler: the training loop's ``torch.amp.GradScaler``; None where there is none.
+        device: where parameters live: the scaler gets its scale there now. Else that comes with its first loss, and
+            ``GradScaler.step`` raises on a rank that has had none. None leaves it to that.
     """
 
-    def __init__(self, scaler: Any) -> None:
+    def __init__(self, scaler: Any, device: torch.device | None = None) -> None:
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise ArgumentTypeError(f"scaler={scaler!r}: a torch.amp.GradScaler, or None")
         self._scaler: torch.amp.GradScaler | None = scaler
         self.value = 1.0
+        if scaler is not None and device is not None:
+            scaler.scale(torch.zeros((), device=device))
 
     def __str__(self) -> str:
         return f"loss scaling {'on' if self.enabled else 'off'}"
