@@ -310,7 +310,6 @@ class GradientMode(Mode):
             self._give_back(velocities)
         self.metrics.divide_anew(self.exchange.bytes_by_parameter())
         self.close()
-        self.exchange.drop()
 
     def _give_back(self, velocities: Mapping[str, Tensor]) -> None:
         assert self._momentum is not None, "what was not taken over is not given back"

@@ -199,9 +199,13 @@ class Mode(ABC):
         return 0
 
     def close(self, *, flushed: bool = False) -> None:
-        """Let go of the parameters; ``flushed``: nothing has happened since :meth:`flush`."""
+        """Let go of the parameters, and of the exchange's state; ``flushed``: nothing has happened since :meth:`flush`.
+
+        Whoever still has the mode, as a pilot does, has no residuals by it.
+        """
         self.backward.close()
         self.exchange.forget()
+        self.exchange.drop()
 
     def stats(self) -> dict[str, Any]:
         """All that is counted, as plain numbers."""

@@ -2,6 +2,7 @@
 
 import logging
 import time
+import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -493,6 +494,20 @@ def test_a_rank_without_memory_keeps_all_from_changing(
     assert any(
         "rank 1 cannot exchange by IWP 5 % (OutOfMemoryError: 2 GiB)" in record.message for record in caplog.records
     )
+
+
+def test_what_is_closed_has_no_residuals_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pilot had the mode, and with it residuals and velocities, as long as somebody had the wrapper."""
+    follow(monkeypatch, [1])
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        _, optimizer = train(comm, rp.Auto((rp.Dense(), rp.IWP(0.05))), sgd, 10)
+        lanes = [weakref.ref(lane) for lane in cast(GradientMode, optimizer._mode).exchange._lanes]
+        optimizer.close()
+        assert optimizer.stats()["auto"]["chosen"] == "IWP 5 %"
+        assert not any(lane() for lane in lanes)
+
+    rp.simulate(2, rank)
 
 
 def test_arguments_that_are_not_predicted_are_refused_on_all_ranks() -> None:
