@@ -71,6 +71,14 @@ def test_a_small_model_is_not_measured_with_the_messages_of_a_large_one(most: in
     assert longest <= max(4 * most, 1 << 16)
 
 
+@pytest.mark.parametrize("size", [2048, 2049, 5000, 100_000])
+def test_thousands_of_ranks_are_measured(size: int) -> None:
+    """From 2,049 ranks on the two shortest messages were one entry from each, which raised while training went on."""
+    comm = Clocked(1e-6, 1e12, size)
+    found = measured_link(comm, ["allgather", "alltoall", "ring"] if size < 3000 else ["allgather"], clock=comm.clock)
+    assert all(len(points) >= 3 for points in found.points.values())
+
+
 def test_all_ranks_find_the_same() -> None:
     found = rp.simulate(3, lambda comm: measured_link(comm, ["alltoall", "allgather", "broadcast"]))
     assert found[1:] == found[:-1]
