@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping
 from os import SEEK_END
@@ -189,8 +190,13 @@ def _is_line(line: Any) -> bool:
     if not isinstance(line, dict) or not all(isinstance(line.get(key), dict) for key in TABLES):
         return False
     noted = [value for value in line["values"].values() if value is not None]
-    numbers = [*(line.get(key) for key in NUMBERS), *line["stats"].values(), *noted]
-    return all(isinstance(number, int | float) and not isinstance(number, bool) for number in numbers)
+    return all(map(_is_number, [*(line.get(key) for key in NUMBERS), *line["stats"].values(), *noted]))
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return abs(value) <= sys.float_info.max  # JSON's whole numbers have no end
+    return isinstance(value, float)
 
 
 def _before(path: Path) -> Line | None:

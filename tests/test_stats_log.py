@@ -265,6 +265,7 @@ def test_blank_lines_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (LINE + LINE.replace("3.5", '"x"'), "line 2: not a line of ringprune.StatsLog"),
         (LINE + LINE.replace("3.5", "null"), "line 2: not a line of ringprune.StatsLog"),
         (LINE.replace("1.5", "true"), "line 1: not a line of ringprune.StatsLog"),
+        (LINE.replace("3.5", "1" + "0" * 400), "line 1: not a line of ringprune.StatsLog"),
         (LINE.replace(": 4", ": 20") + LINE, "line 2: call 4 after call 20, so that it holds several runs"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from ringprune.whole_file import write_whole
 __all__ = ["BadProfile", "Layer", "Profile", "read", "text", "write"]
 
 UNIT = "ms"
+
+MOST = 10**18
+"""Entries of a tensor are fewer: torch counts in 64 bits."""
 
 
 class BadProfile(ConfigurationError):
@@ -81,7 +85,7 @@ def read(path: Path) -> Profile:
         found = json.loads(path.read_text())
     except OSError as error:
         raise BadProfile(f"{path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadProfile(f"{path} is not JSON: {error}") from error
     try:
         return _profile(found)
@@ -126,14 +130,17 @@ def _layer(number: int, found: Any) -> Layer:
         raise BadProfile(f"{where}: 'name' has to be text, not {_kind(name)}")
     where = f"{where} ({name})"
     parameters = _field(found, "parameters", where)
-    if not isinstance(parameters, list) or not all(type(n) is int and n > 0 for n in parameters):
-        raise BadProfile(f"{where}: 'parameters' has to be a list of the entries of each tensor, whole numbers above 0")
+    if not isinstance(parameters, list) or not all(type(n) is int and 0 < n < MOST for n in parameters):
+        raise BadProfile(
+            f"{where}: 'parameters' has to be a list of the entries of each tensor, whole numbers above 0 and below "
+            f"{MOST:g}"
+        )
     return Layer(name, tuple(parameters), _time(found, "forward_ms", where), _time(found, "backward_ms", where))
 
 
 def _time(found: Mapping[str, Any], field: str, where: str) -> float:
     value = _field(found, field, where)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= sys.float_info.max:
         raise BadProfile(f"{where}: {field!r} has to be milliseconds, a number of at least 0, not {value!r}")
     return float(value)
 

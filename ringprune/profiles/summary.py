@@ -67,5 +67,7 @@ def _check(recorder: Recorder) -> None:
         )
     if not recorder.iterations:
         raise UsageError(f"all of its {recorder.steps} steps were warm-up: --warmup says how many are left out")
+    if not recorder.trained:
+        raise UsageError(f"{recorder.steps} steps were made, and their optimizers have no parameters that are trained")
     if not recorder.called:
         raise UsageError(f"{recorder.steps} steps were made, but no module with parameters was called in them")

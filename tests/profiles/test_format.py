@@ -45,6 +45,8 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         (GOOD | {"layers": [LAYER | {"backward_ms": "2 s"}]}, r"'backward_ms' has to be milliseconds.*'2 s'"),
         (GOOD | {"layers": [LAYER | {"backward_ms": float("nan")}]}, "'backward_ms'"),
         (GOOD | {"layers": [LAYER | {"forward_ms": True}]}, "'forward_ms'"),
+        (GOOD | {"layers": [LAYER | {"forward_ms": 10**400}]}, "'forward_ms'"),
+        (GOOD | {"layers": [LAYER | {"parameters": [2**63]}]}, "'parameters' .* below 1e"),
     ],
 )
 def test_what_is_wrong_is_named(wrong: Any, said: str, tmp_path: Path) -> None:
@@ -57,9 +59,10 @@ def test_what_is_wrong_is_named(wrong: Any, said: str, tmp_path: Path) -> None:
 def test_files_that_are_not_there_or_not_json(tmp_path: Path) -> None:
     with pytest.raises(BadProfile, match="No such file"):
         read(tmp_path / "none.json")
-    (tmp_path / "text.json").write_text("{")
-    with pytest.raises(BadProfile, match="is not JSON"):
-        read(tmp_path / "text.json")
+    for wrong in ("{", "[" * 100_000):
+        (tmp_path / "text.json").write_text(wrong)
+        with pytest.raises(BadProfile, match="is not JSON"):
+            read(tmp_path / "text.json")
 
 
 def test_a_bad_profile_is_an_error_of_ours_and_a_wrong_value() -> None:

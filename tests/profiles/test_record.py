@@ -383,6 +383,14 @@ def test_what_was_missing_is_said(work: Callable[[], Any], said: str) -> None:
         recorded(work)
 
 
+def test_steps_on_frozen_parameters() -> None:
+    """What was recorded had no entries, and the table of it divided by their number."""
+    model = nn.Linear(4, 4).requires_grad_(False)
+    batch = torch.ones(2, 4, requires_grad=True)
+    with pytest.raises(rp.UsageError, match="no parameters that are trained"):
+        recorded(lambda: train(model, lambda: batch * 1, torch.optim.SGD(model.parameters(), lr=0.1)))
+
+
 def test_steps_without_a_module() -> None:
     weight = torch.ones(3, requires_grad=True)
     with pytest.raises(rp.UsageError, match="no module with parameters was called"):
