@@ -5,7 +5,13 @@ from typing import Any
 
 from ringprune.errors import DependencyError
 
-__all__ = ["load_pyplot", "save"]
+__all__ = ["load_pyplot", "plain", "save"]
+
+
+def plain(text: str) -> str:
+    """A name that is not ours, to be drawn as it is: dollars are none of a formula, and no first ``_`` hides it."""
+    text = text.replace("$", r"\$")
+    return f" {text}" if text.startswith("_") else text
 
 
 def load_pyplot() -> Any:

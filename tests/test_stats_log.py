@@ -102,6 +102,26 @@ def test_runs_are_compared_in_a_table_and_a_picture(tmp_path: Path, capsys: pyte
     assert iwp["bytes_per_step"] < dense["bytes_per_step"]
 
 
+def test_names_are_drawn_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    r"""``$\frac$`` was no formula and raised, ``$`` and what followed was gone, ``_`` left a run out of the legend."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.chdir(tmp_path)
+    names = ["_a.jsonl", r"$\frac$.jsonl", "a$b$.jsonl"]
+    for name in names:
+        Path(name).write_text(LINE.replace(": 4", ": 0").replace("loss", "$loss$") + LINE.replace("loss", "$loss$"))
+    drawn: list[str] = []
+
+    def close(figure: Any) -> None:
+        for axes in figure.axes:
+            legend = [text.get_text().strip() for text in axes.get_legend().get_texts()]
+            assert [name.replace(r"\$", "$") for name in legend] == names
+        drawn.append(figure.axes[1].get_ylabel().replace(r"\$", "$"))
+
+    monkeypatch.setattr(pyplot, "close", close)
+    assert main(["report", *names, "--plot", "runs.png"]) == 0
+    assert drawn == ["$loss$"]
+
+
 def test_a_run_that_was_killed_has_what_it_had(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "run.jsonl"
     logged(path)

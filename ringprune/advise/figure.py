@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ringprune.advise.rows import DENSE
-from ringprune.drawing import load_pyplot, save
+from ringprune.drawing import load_pyplot, plain, save
 
 __all__ = ["RATES", "draw"]
 
@@ -48,7 +48,7 @@ def draw(curves: Mapping[str, list[float]], compute: float, rate: float, title: 
         axes.set(xscale="log", yscale="log")
         axes.grid(alpha=0.25, which="both")
     above.set(ylabel="ms per step, predicted")
-    above.set_title(title, fontsize=10)
+    above.set_title(plain(title), fontsize=10)
     above.yaxis.set_major_formatter("{x:g}")
     above.legend(frameon=False, fontsize=8)
     below.set(

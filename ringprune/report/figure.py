@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from ringprune.drawing import load_pyplot, save
+from ringprune.drawing import load_pyplot, plain, save
 from ringprune.report.rows import sent
 from ringprune.stats_log import Line
 
@@ -26,15 +26,15 @@ def draw(runs: Mapping[str, Sequence[Line]], path: Path) -> None:
     for run, lines in runs.items():
         so_far = [1e-6 * number for number in sent(lines)]
         steps, megabytes = _per_step(lines, so_far)
-        per_step.plot(steps, megabytes, drawstyle="steps-pre", label=run)
+        per_step.plot(steps, megabytes, drawstyle="steps-pre", label=plain(run))
         for axes, name in zip(others, noted, strict=True):
             known = [i for i, line in enumerate(lines) if line["values"].get(name) is not None]
-            axes.plot([so_far[i] for i in known], [lines[i]["values"][name] for i in known], label=run)
+            axes.plot([so_far[i] for i in known], [lines[i]["values"][name] for i in known], label=plain(run))
     per_step.set(xlabel="steps", ylabel="MB per step, this rank")
     if any(any(y > 0 for y in line.get_ydata()) for line in per_step.lines):  # a single rank sends nothing
         per_step.set(yscale="log")
     for axes, name in zip(others, noted, strict=True):
-        axes.set(xlabel="MB sent by this rank", ylabel=name)
+        axes.set(xlabel="MB sent by this rank", ylabel=plain(name))
         if any(any(x > 0 for x in line.get_xdata()) for line in axes.lines):
             axes.set(xscale="log")
     for axis in [a for a in (per_step.yaxis, *(axes.xaxis for axes in others)) if a.get_scale() == "log"]:
