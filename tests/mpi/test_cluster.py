@@ -329,6 +329,7 @@ def test_where_it_cannot_be(
 @needs_cluster
 @pytest.mark.ranks
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # half a minute; on a busy machine it took three
 @pytest.mark.parametrize("kind", ["mpi", "horovod"])
 def test_bytes_sent_are_bytes_on_the_interface(cluster: Cluster, kind: str) -> None:
     """Nine million weights at 1 %: messages of 360 kB, so that 2 % are enough for headers and acknowledgements.
@@ -338,7 +339,7 @@ def test_bytes_sent_are_bytes_on_the_interface(cluster: Cluster, kind: str) -> N
     """
     if kind == "horovod":
         pytest.importorskip("horovod")
-    job = run(cluster, "tests.mpi.jobs.accounting", kind, "3000", "24", timeout=240, HOROVOD_CYCLE_TIME="20")
+    job = run(cluster, "tests.mpi.jobs.accounting", kind, "3000", "24", timeout=500, HOROVOD_CYCLE_TIME="20")
     found = re.search(r"counted=(\d+) interface=(\d+)", job.output)
     assert found, job.output
     counted, on_interface = int(found[1]), int(found[2])
