@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
@@ -178,7 +177,7 @@ def _sum(count: int, dtype: torch.dtype, policy: Policy, ranks: int, content: Co
     elif coded is None:
         yield Message("allreduce", dtype.itemsize * count, contents)
     else:
-        ends = [count * rank // ranks for rank in range(ranks + 1)]
-        regions = sum(coded.size(b - a) for a, b in pairwise(ends))
+        short, longer = divmod(count, ranks)  # so many ranks have a region of one value more
+        regions = longer * coded.size(short + 1) + (ranks - longer) * coded.size(short)
         yield Message("alltoall", regions * (ranks - 1) / ranks, contents)
         yield Message("allgather", regions, contents)

@@ -1,6 +1,7 @@
 """The bytes that are predicted are those that the communicator counts when the exchange is really made."""
 
 import math
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -131,3 +132,17 @@ EXPLORING = replace(rp.IWP(0.01, explore=0.3), explore_by="rank")
 def test_what_cannot_be_predicted_is_refused_by_name(policy: Policy) -> None:
     with pytest.raises(ConfigurationError, match=f"{policy.name!r} .*cannot be predicted.*bench_exchange"):
         predict(Setting(MODEL, 4, Link(1e9), FREE, BUCKET_BYTES), policy)
+
+
+def test_regions_of_very_many_ranks_are_not_counted_one_by_one() -> None:
+    """``advise`` takes up to a billion ranks, and of as many regions it made a list for each prediction."""
+    ranks = 10**6
+    bucket = MODEL.plan(rp.Dense(), BUCKET_BYTES).buckets[0]
+    large = replace(bucket, offsets=tuple(1000 * ranks * offset for offset in bucket.offsets))
+    tracemalloc.start()
+    there, back = messages(large, rp.Dense("fp16"), ranks, "dense")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20
+    assert 2 * large.numel < back.payload < 2.1 * large.numel
+    assert there.payload == pytest.approx(back.payload, rel=2 / ranks)
