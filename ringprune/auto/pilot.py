@@ -68,7 +68,7 @@ class Pilot:
         self.mode = made
         self._parts = replace(parts, metrics=self.mode.metrics, others=self.mode.others)
         self._groups = takes_groups(parts.comm, hierarchical=parts.nodes is not None, scaled=parts.scale.enabled)
-        self.chosen, self._policy = 0, parts.policy
+        self.chosen, self._policy, self._first = 0, parts.policy, parts.first
         self._options: list[Option] = []
         self._ratios: dict[int, float] = {}
         self._seconds: dict[int, float] = {}
@@ -123,7 +123,8 @@ class Pilot:
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs to know of the choice."""
         routing = self._policy.routing
-        return {"chosen": self.chosen, "packed": sorted(routing.names) if isinstance(routing, Named) else None}
+        packed = sorted(routing.names) if isinstance(routing, Named) else None
+        return {"chosen": self.chosen, "packed": packed, "first": self._first}
 
     def resume(self, state: Mapping[str, Any], load: Callable[[GradientMode], None]) -> GradientMode:
         """Exchange as a checkpoint says, with nothing kept back yet.
@@ -144,16 +145,17 @@ class Pilot:
         policy = self._policies[chosen]
         if packed is not None and isinstance(policy.routing, LargeMatrices):
             policy = replace(policy, routing=Named(frozenset(packed), policy.routing))
-        before = old, *_ = self.mode, self.chosen, self._policy
+        before = old, *_ = self.mode, self.chosen, self._policy, self._first
         self.mode.metrics.divide_anew(old.exchange.bytes_by_parameter())
         old.backward.close()
         try:
-            self._build(chosen, policy, old)
+            # Of a candidate that has made no exchange yet, the next one is the first all the same.
+            self._build(chosen, policy, old, state.get("first"))
             load(self.mode)
         except Exception:
             if self.mode is not old:
                 self.mode.close()
-            self.mode, self.chosen, self._policy = before
+            self.mode, self.chosen, self._policy, self._first = before
             old.watch(old.backward.passes)
             old.time(old.timeline)
             raise
@@ -359,13 +361,13 @@ class Pilot:
         parts = self._parts
         return make_plan(policy, parts.specs, parts.params, self._bucket_bytes, (), groups=self._groups)[0]
 
-    def _build(self, chosen: int, policy: Policy, old: GradientMode) -> None:
-        """A mode that goes on where ``old`` has ended."""
-        step, passes = old.exchange.step, old.backward.passes
-        mode = GradientMode(replace(self._parts, plan=self._plan(policy), policy=policy, first=step))
+    def _build(self, chosen: int, policy: Policy, old: GradientMode, first: int | None = None) -> None:
+        """A mode that goes on where ``old`` has ended, or that began after ``first`` exchanges."""
+        begin, passes = old.exchange.step if first is None else first, old.backward.passes
+        mode = GradientMode(replace(self._parts, plan=self._plan(policy), policy=policy, first=begin))
         mode.backward.passes = passes
         mode.backward.reset()
-        self.mode, self.chosen, self._policy = mode, chosen, policy
+        self.mode, self.chosen, self._policy, self._first = mode, chosen, policy, begin
 
 
 def _steps(bounds: tuple[int, int, float], pace: float) -> int:

@@ -1,5 +1,6 @@
 """Training with ``policy="auto"``: nothing is lost on a change, ranks make it together, and trouble ends nothing."""
 
+import copy
 import logging
 import time
 import weakref
@@ -8,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import ringprune as rp
 from ringprune import other_wrappers
@@ -322,6 +323,36 @@ def test_checkpoints_of_any_step_of_a_round_continue(monkeypatch: pytest.MonkeyP
     for norms in rp.simulate(2, rank):
         for saved, loaded in norms:
             assert saved == loaded > 0
+
+
+@pytest.mark.parametrize("packed", [rp.IWP(0.05), rp.IWP(0.05, refresh=7)], ids=["rms", "core"])
+def test_a_candidate_that_a_checkpoint_has_only_just_changed_to_begins_with_it(
+    monkeypatch: pytest.MonkeyPatch, packed: rp.Policy
+) -> None:
+    """It went by a root mean square of 0 for up to 49 exchanges, and up to ``refresh`` of them sent nothing."""
+    follow(monkeypatch, [1])
+    monkeypatch.setattr(pilot, "LEAST_INTERVAL", 1000)
+    policy, changed = rp.Auto((rp.Dense(), packed)), 4  # exchanges made when it changes
+
+    def rank(comm: rp.comm.Communicator) -> tuple[Tensor, ...]:
+        model = make_model()
+        optimizer = wrap(model, comm, policy)
+        run(model, optimizer, comm.rank, changed)
+        assert optimizer.stats()["auto"]["chosen"] == "IWP 5 %"
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        assert saved[1]["ringprune"]["step"] == changed
+        run(model, optimizer, comm.rank, 3, start=changed)
+        optimizer.close()
+        other = make_model(1)
+        other.load_state_dict(saved[0])
+        again = wrap(other, comm, policy)
+        again.load_state_dict(saved[1])
+        run(other, again, comm.rank, 3, start=changed)
+        assert again.stats()["realised_density"] > 0.03
+        return weights(model), weights(other)
+
+    for whole, continued in rp.simulate(2, rank):
+        assert torch.equal(whole, continued)
 
 
 def momentum_of(state: dict[str, Any]) -> float:
