@@ -27,8 +27,7 @@ def _line(study: Study, studies: Sequence[Study]) -> list[str]:
     start = [cell.method.name, budget_name(cell.budget)]
     rows = [row for row in rows_of(study) if row["best"]]
     if not rows:
-        missing = study.reason or ("not begun" if not study.runs else "not finished")
-        return [*start, missing, *[""] * (len(HEADINGS) - 3)]
+        return [*start, study.reason or _why_missing(study, studies), *[""] * (len(HEADINGS) - 3)]
     (row,) = rows
     digits = 2 if cell.task.higher_is_better else 4
     return [
@@ -41,6 +40,12 @@ def _line(study: Study, studies: Sequence[Study]) -> list[str]:
         f"{row['wire_ratio']:.1f}",
         *(_difference(study, reference_of(study, studies, name), digits) for name in REFERENCES),
     ]
+
+
+def _why_missing(study: Study, studies: Sequence[Study]) -> str:
+    if left_behind(study, studies):
+        return "left for last: worse with more bytes"
+    return "not finished" if study.runs else "not begun"
 
 
 def _difference(study: Study, reference: Study | None, digits: int) -> str:

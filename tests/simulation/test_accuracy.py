@@ -21,7 +21,7 @@ from ringprune.simulation.log import log
 from ringprune.simulation.methods import BUDGETS, Method, budget_name, methods
 from ringprune.simulation.rows import left_behind, rows_of
 from ringprune.simulation.store import Key, Store
-from ringprune.simulation.table import front
+from ringprune.simulation.table import _line, front
 from ringprune.simulation.tasks import TASKS, Task
 from ringprune.simulation.workers import Ahead, make_runs
 from tests.simulation.formula import formula, parabola
@@ -287,7 +287,7 @@ def cells(values: dict[str, list[float] | None]) -> list[Any]:
     made = []
     for name, seeds in values.items():
         runs = SimpleNamespace(records=[{"value": value} for value in seeds or ()])
-        cell = SimpleNamespace(task=task, method=SimpleNamespace(name=name), budget=0.25)
+        cell = SimpleNamespace(task=task, method=SimpleNamespace(name=name), budget=0.25, ranks=4)
         made.append(SimpleNamespace(cell=cell, best=0.1 if seeds else None, reason=None, runs={0.1: runs}))
     return made
 
@@ -321,6 +321,7 @@ def test_a_method_that_is_worse_with_more_bytes_is_counted_apart() -> None:
     iwp: dict[tuple[str, float], list[float] | None] = {("iwp", 0.25): [3.0, 3.1], ("iwp", 0.125): [2.0, 2.1]}
     worse = with_budgets(iwp | {("dgc", 0.25): [1.0, 1.11], ("dgc", 0.125): None})
     assert [left_behind(study, worse) for study in worse] == [False, False, False, True]
+    assert _line(worse[3], worse)[:3] == ["dgc", "1/8", "left for last: worse with more bytes"]
     assert list(front(worse)) == [
         "tiny at 1/4: iwp is on the Pareto front; of 2 cells with no more bytes 1 are finished, and 1 are of methods "
         "that were worse with more bytes",
