@@ -68,7 +68,7 @@ class Pilot:
         self.mode = made
         self._parts = replace(parts, metrics=self.mode.metrics, others=self.mode.others)
         self._groups = takes_groups(parts.comm, hierarchical=parts.nodes is not None, scaled=parts.scale.enabled)
-        self.chosen, self._policy, self._first = 0, parts.policy, parts.first
+        self.chosen, self._policy = 0, parts.policy
         self._options: list[Option] = []
         self._ratios: dict[int, float] = {}
         self._seconds: dict[int, float] = {}
@@ -124,7 +124,7 @@ class Pilot:
         """What a checkpoint needs to know of the choice."""
         routing = self._policy.routing
         packed = sorted(routing.names) if isinstance(routing, Named) else None
-        return {"chosen": self.chosen, "packed": packed, "first": self._first}
+        return {"chosen": self.chosen, "packed": packed, "first": self.mode.exchange.first}
 
     def resume(self, state: Mapping[str, Any], load: Callable[[GradientMode], None]) -> GradientMode:
         """Exchange as a checkpoint says, with nothing kept back yet.
@@ -145,7 +145,7 @@ class Pilot:
         policy = self._policies[chosen]
         if packed is not None and isinstance(policy.routing, LargeMatrices):
             policy = replace(policy, routing=Named(frozenset(packed), policy.routing))
-        before = old, *_ = self.mode, self.chosen, self._policy, self._first
+        before = old, *_ = self.mode, self.chosen, self._policy
         self.mode.metrics.divide_anew(old.exchange.bytes_by_parameter())
         old.backward.close()
         try:
@@ -155,7 +155,7 @@ class Pilot:
         except Exception:
             if self.mode is not old:
                 self.mode.close()
-            self.mode, self.chosen, self._policy, self._first = before
+            self.mode, self.chosen, self._policy = before
             old.watch(old.backward.passes)
             old.time(old.timeline)
             raise
@@ -367,7 +367,7 @@ class Pilot:
         mode = GradientMode(replace(self._parts, plan=self._plan(policy), policy=policy, first=begin))
         mode.backward.passes = passes
         mode.backward.reset()
-        self.mode, self.chosen, self._policy, self._first = mode, chosen, policy, begin
+        self.mode, self.chosen, self._policy = mode, chosen, policy
 
 
 def _steps(bounds: tuple[int, int, float], pace: float) -> int:

@@ -55,6 +55,7 @@ class Exchange:
         first: exchanges that another one made before.
 
     Attributes:
+        first: exchanges that another one made before.
         step: exchanges made; the counter behind roots, exploration and warm-up.
         checked: whether all ranks are known to have started alike; until then :meth:`begin` waits for the others.
     """
@@ -75,7 +76,7 @@ class Exchange:
         guard: Guard | None = None,
         first: int = 0,
     ) -> None:
-        self.step = first
+        self.first = self.step = first
         self._plan, self.checked = plan, False
         ring = RingChoice(0, "our ring, as asked for") if policy.reduction == "ring" else RingChoice.never()
         rotation = Rotation(plan, policy.turns) if policy.turns > 1 else None
