@@ -120,6 +120,7 @@ _TABLE = [
     *_ours("iwp", "importance-weighted pruning, one index set for all ranks"),
     *_ours("iwp", "the same without momentum correction, as random_k", "-plain", correction="global"),
     *_ours("random_k", "entries drawn with the shared seed, no index is sent"),
+    *_ours("random_k", "the same with momentum correction, as iwp", "-corrected", correction="local"),
     *_ours("dgc", "Deep Gradient Compression, every rank's own entries gathered"),
     *_ours("dgc", "the same, summed region by region", "-scattered", index_sets="scattered"),
     Method("peer", "the function that --peer names", peer.build, "mpi"),
