@@ -1,13 +1,17 @@
 """What the exchange costs a rank's processor, in seconds per entry, value, index, message and tensor."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 __all__ = ["CPU", "DEVICES", "GPU", "Speeds"]
 
-KEPT = ("provenance", "shared")
+NO_TIMES = ("provenance", "crowding", "shared")
 """What is no time."""
+
+SPARSE, CLOSE = 0.01, 0.1
+"""Densities at which what each entry of an index set costs is measured."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +25,14 @@ class Speeds:
         copy: per entry: copy a bucket into a message, or out of it.
         whole: per entry that travels as it is: look for NaN.
         fill: per entry: write the dense gradients anew at unpacking, zeros for the most part.
-        kept: per entry of the index set: take it out of the residual, or put it into the gradients.
+        kept: per entry of the index set: taken out of the residual, or put into the gradients; at a density of 1 %.
         merge: per pair of index and value that is summed, where each rank has its own.
         encode_index, decode_index: per position of a proposal.
-        unite: per position of several proposals, that become one set.
+        unite: per position of several proposals, that become one set; at a density of 1 %.
         encode_values, decode_values: per value, by format.
         message: per collective: Python's and the library's share.
         tensor: per tensor: hooks, checks, launches.
+        crowding: what is left of ``kept`` and ``unite`` at 10 %, where several entries lie in one cache line.
         shared: by which factor all of these are longer since ranks share processors and wait for them; 1 where not.
     """
 
@@ -46,6 +51,7 @@ class Speeds:
     decode_values: Mapping[str, float]
     message: float
     tensor: float
+    crowding: float = 1.0
     shared: float = 1.0
 
     def times(self, factor: float) -> "Speeds":
@@ -55,16 +61,21 @@ class Speeds:
             seconds: float | Mapping[str, float] = getattr(self, name)
             return {k: factor * s for k, s in seconds.items()} if isinstance(seconds, Mapping) else factor * seconds
 
-        costs: dict[str, Any] = {field.name: longer(field.name) for field in fields(self) if field.name not in KEPT}
+        costs: dict[str, Any] = {field.name: longer(field.name) for field in fields(self) if field.name not in NO_TIMES}
         return replace(self, provenance=f"{self.provenance}, times {factor:g}", **costs)
+
+    def crowded(self, density: float) -> float:
+        """What is left of ``kept`` and ``unite`` at a density, which falls from 1 % on, as a power of it."""
+        return float(self.crowding ** math.log(max(density, SPARSE) / SPARSE, CLOSE / SPARSE))
 
     def __str__(self) -> str:
         """The figures that matter most, for people."""
         entry = f"{1e9 * self.accumulate:.2f} accumulate, {1e9 * self.select:.2f} select, {1e9 * self.copy:.2f} copy"
         code = f"{1e9 * self.encode_index:.1f} code, {1e9 * self.decode_index:.1f} decode"
         whole = f"{1e9 * self.whole:.2f} whole, {1e9 * self.fill:.2f} fill"
+        kept = f"{1e9 * self.kept:.1f} take or put ({1e9 * self.kept * self.crowding:.1f} at {CLOSE:.0%})"
         return (
-            f"ns per entry: {entry}, {whole}; per entry kept: {1e9 * self.kept:.1f} take or put, {code}; us: "
+            f"ns per entry: {entry}, {whole}; per entry kept: {kept}, {code}; us: "
             f"{1e6 * self.message:.0f} per message, {1e6 * self.tensor:.0f} per tensor"
         )
 
@@ -85,6 +96,7 @@ CPU = Speeds(
     decode_values={"bf16": 3e-9, "fp16": 3.3e-9, "int8": 4e-9, "int4": 6.5e-9, "book4": 3.7e-9, "book2": 3.1e-9},
     message=0.3e-3,
     tensor=25e-6,
+    crowding=0.4,  # measured on an AMD EPYC, 2026-11-26
 )
 """``ringprune advise --measure`` tells these of another machine."""
 
@@ -114,6 +126,7 @@ GPU = replace(
     encode_values={name: _over_the_bus(seconds) for name, seconds in CPU.encode_values.items()},
     decode_values={name: _over_the_bus(seconds) for name, seconds in CPU.decode_values.items()},
     message=CPU.message + _WAIT,
+    crowding=0.71,  # sectors per entry at 10 % over those at 1 %, of entries drawn at random
 )
 """No GPU was at hand. 20 bytes per entry are accumulated, 24 selected from and a sixth more work in the cores."""
 

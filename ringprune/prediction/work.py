@@ -73,9 +73,11 @@ def work_of(
     positions = proposed(bucket, policy, ranks) if selects else 0
     start, finish = _alone(bucket, policy, speeds, packed, selects, positions > 0, groups)
     count = kept(bucket, policy, ranks) if selects else bucket.numel
+    crowded = speeds.crowded(count / bucket.numel)
+    each = speeds.kept * crowded  # taken, or put
     before = [speeds.message * message.count for message in sent]
     if selects and policy.index_sets == "gathered":
-        before[0] += speeds.kept * count
+        before[0] += each * count
         finish += speeds.merge * count * ranks
     else:
         code = value_code_of(policy, "values" if packed else "dense", count, ranks)
@@ -84,9 +86,9 @@ def work_of(
             share = 1 / policy.refresh
             before[0] += share * speeds.encode_index * positions
             number = roots(policy, ranks)
-            read = speeds.decode_index + (speeds.unite if number > 1 else 0.0)
-            before[first] += share * read * positions * number + speeds.kept * count
-            finish += speeds.kept * count
+            read = speeds.decode_index + (speeds.unite * crowded if number > 1 else 0.0)
+            before[first] += share * read * positions * number + each * count
+            finish += each * count
         if code is not None:
             there, back = speeds.encode_values[code.coding], speeds.decode_values[code.coding]
             others = (ranks - 1) / ranks

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ringprune import ops, packing, wire
 from ringprune.agreement import union
@@ -18,13 +19,15 @@ from ringprune.bench.stopwatch import Call, Times, stopwatch
 from ringprune.comm.communicator import Communicator
 from ringprune.plan import gather_texts
 from ringprune.prediction import Speeds
+from ringprune.prediction.speeds import CLOSE, SPARSE
 from ringprune.reduction.merge import add_pairs
 
 __all__ = ["measured", "measured_together", "seconds_of", "slowest_of"]
 
 CPU = torch.device("cpu")
-ENTRIES, DENSITY, REPETITIONS = 4_000_000, 0.01, 9
-FEW = 64  # positions, against as many as there are at DENSITY
+ENTRIES, REPETITIONS = 4_000_000, 9
+FEW = 64  # positions, against as many as there are at SPARSE
+DENSITIES = (SPARSE, CLOSE)
 SETTLING = 4  # calls before those that are timed: hints settle, code is compiled
 
 
@@ -50,14 +53,17 @@ def measured(
     """
     together = together and device.type == "cpu"  # passes on a GPU wait for no processor
     watch = _Watch(repetitions, device, together)
-    bucket = Bucket(Case("flat", ((entries,),), DENSITY), device, seed=0)
+    bucket = Bucket(Case("flat", ((entries,),), SPARSE), device, seed=0)
     for _ in range(SETTLING):
         bucket.draw()
         bucket.step()
     bucket.restore()
     passes = _passes(bucket, watch)
     count = bucket.counts[0]
-    taken, written = passes["take"] + passes["leave"] - passes["accumulate"], passes["put"] - passes["fill"]
+    kept, close = (
+        max(1e-12, passes[f"take {d}"] + passes[f"put {d}"] - passes["fill"]) / (2 * round(d * entries))
+        for d in DENSITIES
+    )
     encode_index, decode_index, unite = _indices(bucket, count, watch)
     encode_values, decode_values = _values(bucket, count, watch)
     speeds = Speeds(
@@ -67,7 +73,7 @@ def measured(
         copy=passes["copy"] / entries,
         whole=passes["whole"] / entries,
         fill=passes["fill"] / entries,
-        kept=max(0.0, (taken + written) / (2 * count)),
+        kept=kept,
         merge=_merge(count, replace(watch, device=CPU)),  # on the host, wherever gradients live
         encode_index=encode_index,
         decode_index=decode_index,
@@ -76,6 +82,7 @@ def measured(
         decode_values=decode_values,
         message=message,
         tensor=tensor,
+        crowding=min(1.0, close / kept),
     )
     return replace(speeds.times(watch.share), shared=watch.share) if together else speeds
 
@@ -159,26 +166,36 @@ class _Watch:
 
 def _passes(bucket: Bucket, watch: _Watch) -> dict[str, float]:
     """Whatever reads or writes all entries."""
-    bucket.sent = None  # what leaves is timed by itself
-    positions = bucket.beside()
-    few = positions[:: max(1, positions.numel() // FEW)].contiguous()
+    bucket.sent = None  # else it leaves with what is timed
     state = bucket.out_residual.clone(), bucket.out_velocity.clone()
-    pack = partial(packing.pack, *state, positions, bucket.offsets, lazily=True)
-    values, sent = pack()
     calls: dict[str, Call] = {
         "select": bucket.beside,
-        "accumulate": partial(_accumulate, bucket, None),
-        "leave": partial(_accumulate, bucket, sent),
+        "accumulate": partial(_accumulate, bucket),
         "copy": partial(packing.flatten, bucket.grads, [1.0], torch.empty_like(bucket.grad)),
         "whole": partial(ops.count_nonfinite, bucket.grads),
-        "take": pack,
-        "put": partial(ops.put, bucket.grads, positions, values),
-        "fill": partial(ops.put, bucket.grads, few, values[: few.numel()]),
+        "fill": _put(bucket, _positions(FEW / bucket.case.numel, bucket)),
     }
+    for density in DENSITIES:
+        positions = _positions(density, bucket)
+        calls[f"take {density}"] = partial(packing.pack, *state, positions, bucket.offsets, lazily=False)
+        calls[f"put {density}"] = _put(bucket, positions)
     return dict(zip(calls, watch.seconds_of(*calls.values()), strict=True))
 
 
-def _accumulate(bucket: Bucket, sent: ops.Sent | None) -> None:
+def _positions(density: float, bucket: Bucket) -> Tensor:
+    """So many positions, drawn at random and evenly spread; int32, ascending."""
+    numel = bucket.case.numel
+    count = max(1, round(density * numel))
+    draw = torch.Generator().manual_seed(0)
+    within = torch.rand(count, generator=draw, dtype=torch.float64, device="cpu")
+    return ((torch.arange(count, device="cpu") + within) * (numel / count)).int().to(bucket.grad.device)
+
+
+def _put(bucket: Bucket, positions: Tensor) -> Call:
+    return partial(ops.put, bucket.grads, positions, torch.ones(positions.numel(), device=positions.device))
+
+
+def _accumulate(bucket: Bucket) -> None:
     ops.accumulate(
         bucket.grads,
         bucket.residual,
@@ -188,7 +205,6 @@ def _accumulate(bucket: Bucket, sent: ops.Sent | None) -> None:
         factors=[1.0],
         momentum=[MOMENTUM],
         nesterov=[False],
-        sent=sent,
     )
 
 

@@ -161,3 +161,13 @@ def test_what_processors_need_counts_in_full() -> None:
     packed = MODEL.plan(rp.IWP(0.01)).packed_numel
     extra = predict(replace(setting, speeds=slow), rp.IWP(0.01)).seconds - predict(setting, rp.IWP(0.01)).seconds
     assert extra == pytest.approx(1e-6 * packed)
+
+
+def test_entries_that_lie_close_cost_less_each() -> None:
+    speeds = replace(FREE, kept=1e-6, crowding=0.25)
+    assert [speeds.crowded(density) for density in (0.0001, 0.01, 0.1, 1.0)] == pytest.approx([1, 1, 0.25, 0.0625])
+    assert speeds.times(3).crowding == 0.25, "it is no time"
+    workload = flat("matrix", [((1000, 1000),)], 0.0, "made up")
+    for density, each in ((0.001, 1e-6), (0.01, 1e-6), (0.1, 0.25e-6)):
+        found = predict(Setting(workload, 4, LINK, speeds), rp.IWP(density))
+        assert found.local_seconds == pytest.approx(2 * density * 1e6 * each), "once taken, once put"

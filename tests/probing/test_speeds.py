@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import cycle
 from pathlib import Path
@@ -25,13 +27,13 @@ def _told() -> bool:
 
 
 class Made:
-    """A stopwatch on which everything runs for a second, and every third time waits for three more."""
+    """A stopwatch on which everything runs for a second, and each call every third time waits for three more."""
 
     def __init__(self) -> None:
-        self._waits = cycle((0.0, 3.0, 0.0))
+        self._waits: defaultdict[Call, Iterator[float]] = defaultdict(lambda: cycle((0.0, 3.0, 0.0)))
 
     def time(self, call: Call) -> tuple[Sample, Any]:
-        waits = next(self._waits)
+        waits = next(self._waits[call])
         return Sample(1 + waits, waits / (1 + waits), waits), call()
 
 
@@ -46,6 +48,14 @@ def test_all_ranks_at_once_take_longer_by_what_they_wait_on_average(monkeypatch:
     assert together.encode_values == pytest.approx(dict.fromkeys(CPU.encode_values, 2 / (ENTRIES // 100)))
     assert (alone.shared, together.shared) == (1.0, pytest.approx(2.0))
     assert (together.message, together.tensor) == (pytest.approx(0.5), pytest.approx(1.0))
+
+
+def test_entries_are_measured_where_they_lie_apart_and_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speeds, "stopwatch", lambda device: Made())
+    found = measured(0.25, 0.5, entries=ENTRIES, repetitions=3)
+    # Each call takes a second: one to take them, one to put them, less one of writing zeros.
+    assert found.kept == pytest.approx(1 / (2 * 0.01 * ENTRIES))
+    assert found.kept * found.crowding == pytest.approx(1 / (2 * 0.1 * ENTRIES))
 
 
 def test_the_slowest_rank_counts_in_each_speed() -> None:
