@@ -183,12 +183,11 @@ def _passes(bucket: Bucket, watch: _Watch) -> dict[str, float]:
 
 
 def _positions(density: float, bucket: Bucket) -> Tensor:
-    """So many positions, drawn at random and evenly spread; int32, ascending."""
-    numel = bucket.case.numel
-    count = max(1, round(density * numel))
-    draw = torch.Generator().manual_seed(0)
-    within = torch.rand(count, generator=draw, dtype=torch.float64, device="cpu")
-    return ((torch.arange(count, device="cpu") + within) * (numel / count)).int().to(bucket.grad.device)
+    """So many positions, one at random in each stretch of equal length; int32, ascending."""
+    count = max(1, round(density * bucket.case.numel))
+    stretch = bucket.case.numel // count
+    within = torch.randint(stretch, (count,), generator=torch.Generator().manual_seed(0), device="cpu")
+    return (torch.arange(count, device="cpu") * stretch + within).int().to(bucket.grad.device)
 
 
 def _put(bucket: Bucket, positions: Tensor) -> Call:
