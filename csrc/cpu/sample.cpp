@@ -14,8 +14,8 @@ namespace {
 
 constexpr int64_t kStretch = 32;  // entries read together
 // Entries of the sample that are among the largest `count`. Small tensors are slowed by more than better hints save.
-constexpr double kWanted = 64;
-constexpr int64_t kLeast = 4096;  // entries of the sample
+constexpr double kWanted = 40;
+constexpr int64_t kLeast = 2048;  // entries of the sample
 constexpr int64_t kMost = 131072;
 
 void read_all(KeySource source, int64_t tensor, int64_t lo, int64_t hi, uint32_t* keys) {
@@ -35,7 +35,7 @@ void read_some(KeySource source, int64_t tensor, int64_t lo, int64_t hi, int64_t
 
 }  // namespace
 
-Sample sample(KeySource source, int64_t tensor, int64_t lo, int64_t hi, int64_t count, uint32_t other) {
+Sample sample(KeySource source, int64_t tensor, int64_t lo, int64_t hi, int64_t count, std::optional<uint32_t> other) {
   const int64_t entries = hi - lo;
   const double share = static_cast<double>(count) / static_cast<double>(entries);
   const int64_t wanted = std::clamp(static_cast<int64_t>(kWanted / share), kLeast, kMost);
@@ -56,7 +56,7 @@ Sample sample(KeySource source, int64_t tensor, int64_t lo, int64_t hi, int64_t 
   const int64_t rank = all ? rank_of(count, kSteadyMargin) : static_cast<int64_t>(among + 4 * std::sqrt(among) + 2);
   const bool few = entries <= room_for(count);
   const uint32_t hint = few ? 1 : std::max<uint32_t>(1, key_of_rank(keys, sampled, std::min(rank, sampled)));
-  return {hint, reach(hint), reach(other)};
+  return other ? Sample{hint, reach(hint), reach(*other)} : Sample{hint};
 }
 
 }  // namespace ringprune

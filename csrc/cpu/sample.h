@@ -5,6 +5,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include <cstdint>
+#include <optional>
 
 namespace ringprune {
 
@@ -16,12 +17,14 @@ using KeySource = c10::function_ref<void(int64_t tensor, int64_t lo, int64_t cou
 inline int64_t room_for(int64_t count) { return 3 * count + 4096; }
 
 struct Sample {
-  uint32_t hint;        // a key that somewhat more than the wanted number of keys reach; 1 where there is room for all
-  int64_t reach;        // keys that reach it, as far as the sample tells
-  int64_t reach_other;  // keys that reach the key asked about
+  uint32_t hint;  // a key that somewhat more than the wanted number of keys reach; 1 where there is room for all
+  // As far as the sample tells, and where a key was asked about:
+  int64_t reach = 0;        // keys that reach the hint
+  int64_t reach_other = 0;  // keys that reach the key asked about
 };
 
 // Reads some keys of flat positions [lo, hi) of a tensor, of a small one all of them.
-Sample sample(KeySource source, int64_t tensor, int64_t lo, int64_t hi, int64_t count, uint32_t other);
+Sample sample(KeySource source, int64_t tensor, int64_t lo, int64_t hi, int64_t count,
+              std::optional<uint32_t> other = std::nullopt);
 
 }  // namespace ringprune

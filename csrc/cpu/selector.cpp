@@ -77,7 +77,7 @@ void Selector::warm(KeySource ahead) {
   at::parallel_for(0, static_cast<int64_t>(cold.size()), 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t tensor = cold[i];
-      keys_[tensor] = sample(ahead, tensor, offsets_[tensor], offsets_[tensor + 1], counts_[tensor], 0).hint;
+      keys_[tensor] = sample(ahead, tensor, offsets_[tensor], offsets_[tensor + 1], counts_[tensor]).hint;
     }
   });
 }
