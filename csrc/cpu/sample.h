@@ -18,12 +18,13 @@ inline int64_t room_for(int64_t count) { return 3 * count + 4096; }
 
 struct Sample {
   uint32_t hint;  // a key that somewhat more than the wanted number of keys reach; 1 where there is room for all
-  // As far as the sample tells, and where a key was asked about:
-  int64_t reach = 0;        // keys that reach the hint
-  int64_t reach_other = 0;  // keys that reach the key asked about
+  // As far as the sample tells; -1 where no key was asked about:
+  int64_t reach = -1;        // keys that reach the hint
+  int64_t reach_other = -1;  // keys that reach the key asked about
 };
 
-// Reads some keys of flat positions [lo, hi) of a tensor, of a small one all of them.
+// Reads some keys of flat positions [lo, hi) of a tensor, of a small one all of them. With the key of a hint that did
+// not fit the sample is larger, and another one.
 Sample sample(KeySource source, int64_t tensor, int64_t lo, int64_t hi, int64_t count,
               std::optional<uint32_t> other = std::nullopt);
 

@@ -65,7 +65,7 @@ class Speeds:
         return replace(self, provenance=f"{self.provenance}, times {factor:g}", **costs)
 
     def crowded(self, density: float) -> float:
-        """What is left of ``kept`` and ``unite`` at a density, which falls from 1 % on, as a power of it."""
+        """What is left of ``kept`` and ``unite`` at a density: from 1 % on it falls, as a power of it."""
         return float(self.crowding ** math.log(max(density, SPARSE) / SPARSE, CLOSE / SPARSE))
 
     def __str__(self) -> str:
@@ -126,7 +126,7 @@ GPU = replace(
     encode_values={name: _over_the_bus(seconds) for name, seconds in CPU.encode_values.items()},
     decode_values={name: _over_the_bus(seconds) for name, seconds in CPU.decode_values.items()},
     message=CPU.message + _WAIT,
-    crowding=0.71,  # sectors per entry at 10 % over those at 1 %, of entries drawn at random
+    crowding=0.71,  # sectors per entry at 10 %, of entries drawn at random; one where they lie apart
 )
 """No GPU was at hand. 20 bytes per entry are accumulated, 24 selected from and a sixth more work in the cores."""
 

@@ -73,7 +73,7 @@ def work_of(
     positions = proposed(bucket, policy, ranks) if selects else 0
     start, finish = _alone(bucket, policy, speeds, packed, selects, positions > 0, groups)
     count = kept(bucket, policy, ranks) if selects else bucket.numel
-    crowded = speeds.crowded(count / bucket.numel)
+    crowded = speeds.crowded(count / bucket.numel) if selects else 1.0
     each = speeds.kept * crowded  # taken, or put
     before = [speeds.message * message.count for message in sent]
     if selects and policy.index_sets == "gathered":

@@ -182,6 +182,7 @@ def test_a_machine_can_be_measured() -> None:
     passes = [found.accumulate, found.select, found.copy, found.fill, found.encode_index, found.decode_index]
     assert min(*passes, *found.encode_values.values(), *found.decode_values.values(), found.merge) > 0
     assert min(found.kept, found.message, found.tensor) >= 0
+    assert 0 <= found.crowding <= 1, "entries that lie close never cost more each"
 
 
 def test_a_missing_library_is_told_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
