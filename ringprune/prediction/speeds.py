@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-__all__ = ["CPU", "DEVICES", "GPU", "Speeds"]
+__all__ = ["CPU", "DENSITIES", "DEVICES", "GPU", "Speeds", "each_at"]
 
-NO_TIMES = ("provenance", "crowding", "shared")
+KEPT = ("provenance", "shared")
 """What is no time."""
 
-SPARSE, CLOSE = 0.01, 0.1
-"""Densities at which what each entry of an index set costs is measured."""
+DENSITIES = {"apart": 0.01, "close": 0.1}
+"""At which what each entry of an index set costs is known: of close ones several lie in one cache line."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,13 @@ class Speeds:
         copy: per entry: copy a bucket into a message, or out of it.
         whole: per entry that travels as it is: look for NaN.
         fill: per entry: write the dense gradients anew at unpacking, zeros for the most part.
-        kept: per entry of the index set: taken out of the residual, or put into the gradients; at a density of 1 %.
+        kept: per entry of the index set: taken out of the residual, or put into the gradients; by ``DENSITIES``.
         merge: per pair of index and value that is summed, where each rank has its own.
         encode_index, decode_index: per position of a proposal.
-        unite: per position of several proposals, that become one set; at a density of 1 %.
+        unite: per position of several proposals, that become one set; by ``DENSITIES``.
         encode_values, decode_values: per value, by format.
         message: per collective: Python's and the library's share.
         tensor: per tensor: hooks, checks, launches.
-        crowding: what is left of ``kept`` and ``unite`` at 10 %, where several entries lie in one cache line.
         shared: by which factor all of these are longer since ranks share processors and wait for them; 1 where not.
     """
 
@@ -42,16 +41,15 @@ class Speeds:
     copy: float
     whole: float
     fill: float
-    kept: float
+    kept: Mapping[str, float]
     merge: float
     encode_index: float
     decode_index: float
-    unite: float
+    unite: Mapping[str, float]
     encode_values: Mapping[str, float]
     decode_values: Mapping[str, float]
     message: float
     tensor: float
-    crowding: float = 1.0
     shared: float = 1.0
 
     def times(self, factor: float) -> "Speeds":
@@ -61,23 +59,26 @@ class Speeds:
             seconds: float | Mapping[str, float] = getattr(self, name)
             return {k: factor * s for k, s in seconds.items()} if isinstance(seconds, Mapping) else factor * seconds
 
-        costs: dict[str, Any] = {field.name: longer(field.name) for field in fields(self) if field.name not in NO_TIMES}
+        costs: dict[str, Any] = {field.name: longer(field.name) for field in fields(self) if field.name not in KEPT}
         return replace(self, provenance=f"{self.provenance}, times {factor:g}", **costs)
-
-    def crowded(self, density: float) -> float:
-        """What is left of ``kept`` and ``unite`` at a density: from 1 % on it falls, as a power of it."""
-        return float(self.crowding ** math.log(max(density, SPARSE) / SPARSE, CLOSE / SPARSE))
 
     def __str__(self) -> str:
         """The figures that matter most, for people."""
         entry = f"{1e9 * self.accumulate:.2f} accumulate, {1e9 * self.select:.2f} select, {1e9 * self.copy:.2f} copy"
         code = f"{1e9 * self.encode_index:.1f} code, {1e9 * self.decode_index:.1f} decode"
         whole = f"{1e9 * self.whole:.2f} whole, {1e9 * self.fill:.2f} fill"
-        kept = f"{1e9 * self.kept:.1f} take or put ({1e9 * self.kept * self.crowding:.1f} at {CLOSE:.0%})"
+        kept = f"{1e9 * self.kept['apart']:.1f} take or put ({1e9 * self.kept['close']:.1f} at 10 %)"
         return (
             f"ns per entry: {entry}, {whole}; per entry kept: {kept}, {code}; us: "
             f"{1e6 * self.message:.0f} per message, {1e6 * self.tensor:.0f} per tensor"
         )
+
+
+def each_at(each: Mapping[str, float], density: float) -> float:
+    """Seconds for an entry of an index set: as ``apart`` up to 1 %, from there on a power of the density."""
+    apart, close = DENSITIES.values()
+    share = each["close"] / each["apart"] if each["apart"] else 1.0
+    return float(each["apart"] * share ** math.log(max(density, apart) / apart, close / apart))
 
 
 CPU = Speeds(
@@ -87,16 +88,15 @@ CPU = Speeds(
     copy=0.46e-9,
     whole=0.25e-9,
     fill=0.27e-9,
-    kept=12e-9,
+    kept={"apart": 12e-9, "close": 4.8e-9},
     merge=12e-9,
     encode_index=7e-9,
     decode_index=6.5e-9,
-    unite=6e-9,
+    unite={"apart": 6e-9, "close": 2.5e-9},
     encode_values={"bf16": 4.2e-9, "fp16": 4.7e-9, "int8": 9.5e-9, "int4": 11.5e-9, "book4": 15.4e-9, "book2": 12.6e-9},
     decode_values={"bf16": 3e-9, "fp16": 3.3e-9, "int8": 4e-9, "int4": 6.5e-9, "book4": 3.7e-9, "book2": 3.1e-9},
     message=0.3e-3,
     tensor=25e-6,
-    crowding=0.4,  # measured on an AMD EPYC, 2026-11-26
 )
 """``ringprune advise --measure`` tells these of another machine."""
 
@@ -119,14 +119,13 @@ GPU = replace(
     copy=8 / _MEMORY,
     whole=4 / _MEMORY,
     fill=4 / _MEMORY,
-    kept=4 * _SECTOR / _MEMORY,
+    kept={"apart": 4 * _SECTOR / _MEMORY, "close": 0.71 * 4 * _SECTOR / _MEMORY},  # so many sectors each, at random
     merge=_over_the_bus(CPU.merge),
     encode_index=_over_the_bus(CPU.encode_index),
     decode_index=_over_the_bus(CPU.decode_index),
     encode_values={name: _over_the_bus(seconds) for name, seconds in CPU.encode_values.items()},
     decode_values={name: _over_the_bus(seconds) for name, seconds in CPU.decode_values.items()},
     message=CPU.message + _WAIT,
-    crowding=0.71,  # sectors per entry at 10 %, of entries drawn at random; one where they lie apart
 )
 """No GPU was at hand. 20 bytes per entry are accumulated, 24 selected from and a sixth more work in the cores."""
 

@@ -6,7 +6,7 @@ from ringprune.plan import Bucket, Route
 from ringprune.policies.policy import Policy
 from ringprune.prediction.link import Network
 from ringprune.prediction.messages import Message, kept, messages, proposed, roots, value_code_of
-from ringprune.prediction.speeds import Speeds
+from ringprune.prediction.speeds import Speeds, each_at
 from ringprune.routing import sent_whole
 
 __all__ = ["Turn", "Work", "work_of"]
@@ -73,8 +73,8 @@ def work_of(
     positions = proposed(bucket, policy, ranks) if selects else 0
     start, finish = _alone(bucket, policy, speeds, packed, selects, positions > 0, groups)
     count = kept(bucket, policy, ranks) if selects else bucket.numel
-    crowded = speeds.crowded(count / bucket.numel) if selects else 1.0
-    each = speeds.kept * crowded  # taken, or put
+    density = count / bucket.numel if selects else 1.0
+    each = each_at(speeds.kept, density)  # taken, or put
     before = [speeds.message * message.count for message in sent]
     if selects and policy.index_sets == "gathered":
         before[0] += each * count
@@ -86,7 +86,7 @@ def work_of(
             share = 1 / policy.refresh
             before[0] += share * speeds.encode_index * positions
             number = roots(policy, ranks)
-            read = speeds.decode_index + (speeds.unite * crowded if number > 1 else 0.0)
+            read = speeds.decode_index + (each_at(speeds.unite, density) if number > 1 else 0.0)
             before[first] += share * read * positions * number + each * count
             finish += each * count
         if code is not None:

@@ -19,15 +19,15 @@ from ringprune.bench.stopwatch import Call, Times, stopwatch
 from ringprune.comm.communicator import Communicator
 from ringprune.plan import gather_texts
 from ringprune.prediction import Speeds
-from ringprune.prediction.speeds import CLOSE, SPARSE
+from ringprune.prediction.speeds import DENSITIES
 from ringprune.reduction.merge import add_pairs
+from ringprune.selection import explore
 
 __all__ = ["measured", "measured_together", "seconds_of", "slowest_of"]
 
 CPU = torch.device("cpu")
 ENTRIES, REPETITIONS = 4_000_000, 9
-FEW = 64  # positions, against as many as there are at SPARSE
-DENSITIES = (SPARSE, CLOSE)
+FEW = 64  # positions, against as many as there are at the least density
 SETTLING = 4  # calls before those that are timed: hints settle, code is compiled
 
 
@@ -53,19 +53,20 @@ def measured(
     """
     together = together and device.type == "cpu"  # passes on a GPU wait for no processor
     watch = _Watch(repetitions, device, together)
-    bucket = Bucket(Case("flat", ((entries,),), SPARSE), device, seed=0)
+    bucket = Bucket(Case("flat", ((entries,),), DENSITIES["apart"]), device, seed=0)
     for _ in range(SETTLING):
         bucket.draw()
         bucket.step()
     bucket.restore()
     passes = _passes(bucket, watch)
     count = bucket.counts[0]
-    apart, close = (
-        max(0.0, passes[f"take {d}"] + passes[f"put {d}"] - passes["fill"]) / (2 * round(d * entries))
-        for d in DENSITIES
-    )
-    kept = max(apart, close)  # of few entries the difference may be lost in what passes over all of them differ by
-    encode_index, decode_index, unite = _indices(bucket, count, watch)
+    kept = {
+        name: max(0.0, passes[f"take {name}"] + passes[f"put {name}"] - passes["fill"]) / (2 * round(density * entries))
+        for name, density in DENSITIES.items()
+    }
+    # Of few entries it may be lost in what passes over all of them differ by.
+    kept["apart"] = max(kept.values())
+    encode_index, decode_index = _indices(bucket, count, watch)
     encode_values, decode_values = _values(bucket, count, watch)
     speeds = Speeds(
         provenance=_provenance(device),
@@ -78,12 +79,11 @@ def measured(
         merge=_merge(count, replace(watch, device=CPU)),  # on the host, wherever gradients live
         encode_index=encode_index,
         decode_index=decode_index,
-        unite=unite,
+        unite=_unite(bucket, replace(watch, device=CPU)),
         encode_values=encode_values,
         decode_values=decode_values,
         message=message,
         tensor=tensor,
-        crowding=close / kept if kept else 1.0,
     )
     return replace(speeds.times(watch.share), shared=watch.share) if together else speeds
 
@@ -113,9 +113,7 @@ def slowest_of(reports: Sequence[Mapping[str, Any]]) -> Speeds:
             return {key: max(value[key] for value in values) for key in values[0]}
         return max(values)
 
-    slowest = Speeds(**{key: longest([report[key] for report in reports]) for key in reports[0]})
-    close = max(report["kept"] * report["crowding"] for report in reports)  # a time, which the share alone is not
-    return replace(slowest, crowding=close / slowest.kept if slowest.kept else 1.0)
+    return Speeds(**{key: longest([report[key] for report in reports]) for key in reports[0]})
 
 
 def _provenance(device: torch.device) -> str:
@@ -178,23 +176,19 @@ def _passes(bucket: Bucket, watch: _Watch) -> dict[str, float]:
         "whole": partial(ops.count_nonfinite, bucket.grads),
         "fill": _put(bucket, _positions(FEW / bucket.case.numel, bucket)),
     }
-    for density in DENSITIES:
+    for name, density in DENSITIES.items():
         positions = _positions(density, bucket)
         # At once: what leaving with the next pass takes is a small difference of long times.
-        calls[f"take {density}"] = partial(packing.pack, *state, positions, bucket.offsets, lazily=False)
-        calls[f"put {density}"] = _put(bucket, positions)
+        calls[f"take {name}"] = partial(packing.pack, *state, positions, bucket.offsets, lazily=False)
+        calls[f"put {name}"] = _put(bucket, positions)
     return dict(zip(calls, watch.seconds_of(*calls.values()), strict=True))
 
 
 def _positions(density: float, bucket: Bucket) -> Tensor:
-    """So many positions, one at random in each stretch of equal length; int32, ascending.
-
-    So they share cache lines a little less than those drawn from all entries: at 10 % by a fifth.
-    """
-    count = min(bucket.case.numel, max(1, round(density * bucket.case.numel)))
-    stretch = bucket.case.numel // count
-    within = torch.randint(stretch, (count,), generator=torch.Generator().manual_seed(0), device="cpu")
-    return (torch.arange(count, device="cpu") * stretch + within).int().to(bucket.grad.device)
+    """So many positions, as those that are drawn in training."""
+    return explore([min(bucket.case.numel, max(1, round(density * bucket.case.numel)))], bucket.offsets, 0).to(
+        bucket.grad.device
+    )
 
 
 def _put(bucket: Bucket, positions: Tensor) -> Call:
@@ -225,16 +219,24 @@ def _merge(count: int, watch: _Watch) -> float:
 
 
 def _indices(bucket: Bucket, count: int, watch: _Watch) -> list[float]:
-    """Coding and decoding of a position, and making one set of two ranks'."""
+    """Coding and decoding of a position."""
     positions = bucket.beside()
     code = wire.index_code(count, bucket.case.numel)
     message = code.encode(positions)
-    host = positions.cpu()
-    proposals = host[::2].contiguous(), host[1::2].contiguous()
     encode = watch.seconds_of(lambda: code.encode(positions))
-    on_host = replace(watch, device=CPU)  # what is read and made one set is in host memory, wherever gradients live
-    read = on_host.seconds_of(lambda: code.decode(message, name="m"), lambda: union(proposals, CPU))
-    return [seconds / count for seconds in encode + read]
+    # What is read is in host memory, wherever gradients live.
+    decode = replace(watch, device=CPU).seconds_of(lambda: code.decode(message, name="m"))
+    return [seconds / count for seconds in encode + decode]
+
+
+def _unite(bucket: Bucket, watch: _Watch) -> dict[str, float]:
+    """Making one set of two ranks' positions, per position; on the host, wherever gradients live."""
+    found = {}
+    for name, density in DENSITIES.items():
+        positions = _positions(density, bucket).cpu()
+        proposals = positions[::2].contiguous(), positions[1::2].contiguous()
+        found[name] = watch.seconds_of(partial(union, proposals, CPU))[0] / positions.numel()
+    return found
 
 
 def _values(bucket: Bucket, count: int, watch: _Watch) -> tuple[dict[str, float], dict[str, float]]:

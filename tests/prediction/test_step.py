@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import ringprune as rp
 from ringprune.policies import Policy
 from ringprune.prediction import CPU, GPU, Link, Setting, Speeds, flat, predict
+from ringprune.prediction.speeds import each_at
 from tests.prediction.made_up import BUCKET_BYTES, FREE, MODEL, at
 
 POLICIES = [
@@ -164,10 +165,11 @@ def test_what_processors_need_counts_in_full() -> None:
 
 
 def test_entries_that_lie_close_cost_less_each() -> None:
-    speeds = replace(FREE, kept=1e-6, crowding=0.25)
-    assert [speeds.crowded(density) for density in (0.0001, 0.01, 0.1, 1.0)] == pytest.approx([1, 1, 0.25, 0.0625])
-    assert speeds.times(3).crowding == 0.25, "it is no time"
+    each = {"apart": 1e-6, "close": 0.25e-6}
+    costs = {0.001: 1e-6, 0.01: 1e-6, 0.1: 0.25e-6, 0.4: 0.25e-6 * 0.25 ** math.log10(4)}
+    assert [each_at(each, density) for density in costs] == pytest.approx(list(costs.values()))
     workload = flat("matrix", [((1000, 1000),)], 0.0, "made up")
-    for density, each in ((0.001, 1e-6), (0.01, 1e-6), (0.1, 0.25e-6)):
-        found = predict(Setting(workload, 4, LINK, speeds), rp.IWP(density))
-        assert found.local_seconds == pytest.approx(2 * density * 1e6 * each), "once taken, once put"
+    for speeds, times in ((replace(FREE, kept=each), 2), (replace(FREE, unite=each), 1)):  # once taken, once put
+        for density, cost in costs.items():
+            found = predict(Setting(workload, 4, LINK, speeds), rp.IWP(density, roots="all"))
+            assert found.local_seconds == pytest.approx(times * density * 1e6 * cost)

@@ -54,8 +54,8 @@ def test_entries_are_measured_where_they_lie_apart_and_close(monkeypatch: pytest
     monkeypatch.setattr(speeds, "stopwatch", lambda device: Made())
     found = measured(0.25, 0.5, entries=ENTRIES, repetitions=3)
     # Each call takes a second: one to take them, one to put them, less one of writing zeros.
-    assert found.kept == pytest.approx(1 / (2 * 0.01 * ENTRIES))
-    assert found.kept * found.crowding == pytest.approx(1 / (2 * 0.1 * ENTRIES))
+    assert found.kept == pytest.approx({"apart": 1 / (2 * 0.01 * ENTRIES), "close": 1 / (2 * 0.1 * ENTRIES)})
+    assert found.unite == pytest.approx({"apart": 1 / (0.01 * ENTRIES), "close": 1 / (0.1 * ENTRIES)})
 
 
 def test_the_slowest_rank_counts_in_each_speed() -> None:
@@ -64,10 +64,6 @@ def test_the_slowest_rank_counts_in_each_speed() -> None:
     found = slowest_of([one, other])
     assert (found.select, found.copy, found.fill) == (1.0, 2.0, CPU.fill)
     assert found.encode_values == {"fp16": 3.0, "int8": 4.0}
-    # 3 at 10 % on either: the larger share of one is not one of the other's longer time.
-    slow, fast = asdict(CPU) | {"kept": 10.0, "crowding": 0.3}, asdict(CPU) | {"kept": 5.0, "crowding": 0.6}
-    found = slowest_of([slow, fast])
-    assert (found.kept, found.kept * found.crowding) == (10.0, pytest.approx(3.0))
 
 
 @pytest.mark.skipif(not _told(), reason="the system does not tell how long a thread waits")
