@@ -21,7 +21,6 @@ from ringprune.plan import gather_texts
 from ringprune.prediction import Speeds
 from ringprune.prediction.speeds import DENSITIES
 from ringprune.reduction.merge import add_pairs
-from ringprune.selection import explore
 
 __all__ = ["measured", "measured_together", "seconds_of", "slowest_of"]
 
@@ -168,27 +167,28 @@ class _Watch:
 def _passes(bucket: Bucket, watch: _Watch) -> dict[str, float]:
     """Whatever reads or writes all entries."""
     bucket.sent = None  # else it leaves with what is timed
+    numel, device = bucket.case.numel, bucket.grad.device
     state = bucket.out_residual.clone(), bucket.out_velocity.clone()
     calls: dict[str, Call] = {
         "select": bucket.beside,
         "accumulate": partial(_accumulate, bucket),
         "copy": partial(packing.flatten, bucket.grads, [1.0], torch.empty_like(bucket.grad)),
         "whole": partial(ops.count_nonfinite, bucket.grads),
-        "fill": _put(bucket, _positions(FEW / bucket.case.numel, bucket)),
+        "fill": _put(bucket, _positions(FEW / numel, numel).to(device)),
     }
     for name, density in DENSITIES.items():
-        positions = _positions(density, bucket)
+        positions = _positions(density, numel).to(device)
         # At once: what leaving with the next pass takes is a small difference of long times.
         calls[f"take {name}"] = partial(packing.pack, *state, positions, bucket.offsets, lazily=False)
         calls[f"put {name}"] = _put(bucket, positions)
     return dict(zip(calls, watch.seconds_of(*calls.values()), strict=True))
 
 
-def _positions(density: float, bucket: Bucket) -> Tensor:
-    """So many positions, as those that are drawn in training."""
-    return explore([min(bucket.case.numel, max(1, round(density * bucket.case.numel)))], bucket.offsets, 0).to(
-        bucket.grad.device
-    )
+def _positions(density: float, numel: int, seed: int = 0) -> Tensor:
+    """So many positions, int32, ascending, on the host; without strata, for which processors would guess too well."""
+    draw = torch.Generator().manual_seed(seed)
+    count = min(numel, max(1, round(density * numel)))
+    return torch.randperm(numel, generator=draw, device="cpu")[:count].sort().values.int()
 
 
 def _put(bucket: Bucket, positions: Tensor) -> Call:
@@ -212,8 +212,8 @@ def _merge(count: int, watch: _Watch) -> float:
     """Seconds per pair that is added, two ranks' lists at a time."""
     draw = torch.Generator().manual_seed(0)
     lists = []
-    for _ in range(2):
-        indices = torch.randperm(100 * count, generator=draw, device="cpu")[:count].sort().values.int().numpy()
+    for rank in range(2):
+        indices = _positions(0.01, 100 * count, rank).numpy()
         lists.append((indices, torch.randn(count, generator=draw, dtype=torch.float32, device="cpu").numpy()))
     return watch.seconds_of(lambda: add_pairs(lists, 100 * count))[0] / (2 * count)
 
@@ -233,7 +233,7 @@ def _unite(bucket: Bucket, watch: _Watch) -> dict[str, float]:
     """Making one set of two ranks' positions, per position; on the host, wherever gradients live."""
     found = {}
     for name, density in DENSITIES.items():
-        positions = _positions(density, bucket).cpu()
+        positions = _positions(density, bucket.case.numel)
         proposals = positions[::2].contiguous(), positions[1::2].contiguous()
         found[name] = watch.seconds_of(partial(union, proposals, CPU))[0] / positions.numel()
     return found
