@@ -18,7 +18,7 @@ from torch import Tensor
 from ringprune import checkpoint, wire
 from ringprune.arguments import describe_parameters
 from ringprune.comm import connect
-from ringprune.comm.communicator import Communicator
+from ringprune.comm.communicator import CPU, Communicator
 from ringprune.errors import ArgumentTypeError, CheckpointError, ConfigurationError, UsageError
 from ringprune.exchange import Exchange
 from ringprune.metrics import Metrics
@@ -318,11 +318,10 @@ class DDPHook:
         facts += [f"parameter {i} is {spec}" for i, spec in enumerate(specs)]
         facts += [f"bucket {bucket.index} is {bucket.route}: parameters {bucket.members}" for bucket in buckets]
         self._plan = Plan(tuple(specs), buckets, tuple(facts))
-        device = self._comm.message_device(self._params[0].device)
         if self._exchange is None:
             self._metrics = Metrics(self._comm.traffic, self._plan.numel)
             nonfinite = "skip" if self._scale.enabled else "raise"
-            self._verdict = Verdict(self._comm, self._metrics, device, nonfinite, expected=self._scale.enabled)
+            self._verdict = Verdict(self._comm, self._metrics, nonfinite, expected=self._scale.enabled)
         # spare: a pass that some rank refuses is taken back
         exchange = Exchange(
             self._plan, self._policy, self._comm, self._metrics, self._params,
@@ -333,7 +332,7 @@ class DDPHook:
             self._restore(kept, exchange)
         except CheckpointError as error:
             failure = str(error)
-        shake_hands(facts, self._comm, device, failure)
+        shake_hands(facts, self._comm, CPU, failure)
         self._exchange, self._saved, self._layout = exchange, None, layout
         self._found = []
 

@@ -1,7 +1,7 @@
 """Gradient mode: gradients go into the exchange during backward, averages come out in ``param.grad``."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ from ringprune import momentum
 from ringprune.averages import Averages
 from ringprune.checkpoint import Origin, divide_sums
 from ringprune.embedding import any_embeddings
-from ringprune.errors import NonFiniteGradientError, RankMismatchError, UsageError
+from ringprune.errors import NonFiniteGradientError, RankMismatchError, RingPruneError, UsageError
+from ringprune.gradients import Gradients, entries
 from ringprune.mode import Mode, Parts, tell_of_rates
 from ringprune.other_wrappers import averaged_elsewhere
 from ringprune.packing import laid_out_as, no_rows
@@ -46,6 +47,7 @@ class GradientMode(Mode):
         self._all_keep, self._average = parts.nodes is None, parts.settings.mean.average
         takes_over = momentum.takes_over(parts.inner, policy.correction)
         super().__init__(parts, self._in_pieces(parts.params), velocity=takes_over, spare=self._overlap)
+        self._gradients = Gradients(self.params, self._specs, self._verdict.note_fault)
         self._momentum = (
             momentum.SharedMomentum(parts.inner, parts.params, self._specs, self._packed) if takes_over else None
         )
@@ -87,7 +89,7 @@ class GradientMode(Mode):
         self._open_step()
         bucket = self.plan.buckets[index]
         alone = self._take(bucket.members)
-        grads = self._gradients(bucket.members)
+        grads = self._gradients.of(bucket.members)
         own = self._factors(grads) if factors is None else [factors[i] for i in bucket.members]
         found = self.exchange.start(index, grads, self._correction(bucket, own, alone), count=factors is None)
         if factors is None:
@@ -109,7 +111,7 @@ class GradientMode(Mode):
         self._taken.forget()
 
     def _factors(self, grads: Sequence[Tensor]) -> list[float]:
-        return self._policy.clipping.factors(_entries(grads), 1 / self.scale.value, self._comm.size)
+        return self._policy.clipping.factors(entries(grads), 1 / self.scale.value, self._comm.size)
 
     def _correction(self, bucket: Bucket, factors: list[float], in_place: bool) -> Correction:
         groups = [self._group(i) for i in bucket.members]
@@ -119,41 +121,6 @@ class GradientMode(Mode):
             [bool(group.get("nesterov", False)) for group in groups],
             in_place,
         )
-
-    def _gradients(self, members: Sequence[int]) -> list[Tensor]:
-        """The gradients to exchange; zeros where this rank has none, as with Horovod.
-
-        Dense and contiguous, or coalesced and sparse where rows travel.
-        """
-        grads = []
-        for i in members:
-            param = self.params[i]
-            if self._specs[i].sparse:
-                grads.append(self._rows(i))
-                continue
-            if param.grad is None:
-                param.grad = torch.zeros_like(param)
-            elif param.grad.is_sparse:
-                param.grad = param.grad.to_dense()
-            # .data has a version of its own: what the exchange writes is no change of the caller's.
-            grads.append(param.grad.data.contiguous())
-        return grads
-
-    def _rows(self, index: int) -> Tensor:
-        """A coalesced sparse gradient; float32 of 16-bit ones, since equal rows are added here."""
-        param, spec = self.params[index], self._specs[index]
-        grad = param.grad
-        if grad is not None and not (grad.is_sparse and grad.sparse_dim() == 1):
-            self.note_fault(
-                f"the gradient of {spec.name!r} is not one of sparse rows, and rows of it are exchanged since a module "
-                "with sparse=True has it: use it in such modules only, or wrap with rows=None"
-            )
-            grad = None
-        if grad is None:
-            return no_rows(param)
-        exact = grad.detach().to(torch.float64 if spec.dtype == torch.float64 else torch.float32)
-        # The caller may change a gradient while its rows are being sent: what is coalesced already is not copied else.
-        return exact.clone() if exact.is_coalesced() else exact.coalesce()
 
     # -- the rest of the exchange -------------------------------------------------------------------------------------
 
@@ -215,8 +182,8 @@ class GradientMode(Mode):
         self._open_step()
         everything = range(len(self.params))
         self._take(everything)  # before anything here lies in their memory too
-        grads = self._gradients(everything)
-        self._count_nonfinite(everything, _entries(grads))
+        grads = self._gradients.of(everything)
+        self._count_nonfinite(everything, entries(grads))
         self._note_nonfinite()
         self._verdict.start()
         if not self._verdict.wait():
@@ -230,14 +197,7 @@ class GradientMode(Mode):
         return True
 
     def _write_averages(self) -> None:
-        outputs = []
-        for param, spec in zip(self.params, self._specs, strict=True):
-            grad = param.grad  # None where somebody dropped it after backward: the average comes all the same
-            if spec.sparse:
-                grad = no_rows(param)
-            elif grad is None or not grad.is_contiguous() or grad.dtype != param.dtype or grad.requires_grad:
-                grad = torch.empty(param.shape, dtype=param.dtype, device=param.device)
-            outputs.append(grad)
+        outputs = self._gradients.outputs()
         self.exchange.finish(outputs)
         for param, output in zip(self.params, outputs, strict=True):
             if param.grad is not output:
@@ -245,7 +205,7 @@ class GradientMode(Mode):
 
     def _check_halves(self) -> None:
         held = [(spec.name, param.grad) for spec, param in zip(self._specs, self.params, strict=True)]
-        check_halves((name, _entries([grad])[0]) for name, grad in held if grad is not None)
+        check_halves((name, entries([grad])[0]) for name, grad in held if grad is not None)
 
     def close(self, *, flushed: bool = False) -> None:
         """Stop watching the parameters. SGD has its momentum again, as far as that is the same on all ranks."""
@@ -262,6 +222,30 @@ class GradientMode(Mode):
 
     # -- steps of the wrapped optimizer -------------------------------------------------------------------------------
 
+    @property
+    def has_gradients(self) -> bool:
+        """Whether any parameter has one; averages may have been thrown away."""
+        return any(param.grad is not None for param in self.params)
+
+    def note_misuse(self, exchange: bool, inside_scaler: bool, *, unscaled: bool) -> bool:
+        """Whether ``step()`` cannot work as it was called; others may be in the exchange, so all ranks raise there.
+
+        Args:
+            exchange: it is to exchange.
+            inside_scaler: ``GradScaler.step`` has called it.
+            unscaled: gradients were unscaled before.
+        """
+        fault = None
+        if inside_scaler and not self.scale.enabled:
+            fault = "GradScaler.step() was called with an optimizer that was built without scaler=: pass it"
+        elif exchange and unscaled:
+            fault = "scaler.unscale_() before the exchange: call optimizer.synchronize() before it"
+        elif not exchange and self.backward.touched:
+            fault = "step() inside skip_synchronize() needs a synchronize() after backward()"
+        if fault is not None:
+            self.note_fault(fault)
+        return fault is not None
+
     def step(self) -> None:
         """Let the wrapped optimizer step on the averages."""
         self._stepped()
@@ -272,7 +256,16 @@ class GradientMode(Mode):
             self._momentum.apply()
             if self.timeline is not None:
                 self.timeline.exchanged()
-        self._inner_step()
+        try:
+            self._inner_step()
+        except Exception:
+            with suppress(RingPruneError):  # the others go on, and would wait for this rank
+                self._together()
+            raise
+        self._together()
+
+    def _together(self) -> None:
+        """What all ranks do after a step, also one that has failed here."""
         self._compare("parameter", self._in_pieces(self.params))
         self.exchange.look_ahead()
 
@@ -391,8 +384,3 @@ class GradientMode(Mode):
             for name, buffer in self._momentum.state().items():
                 state.setdefault(name, {})["momentum"] = buffer
         return state
-
-
-def _entries(grads: Sequence[Tensor]) -> list[Tensor]:
-    """The entries that gradients have: all of dense ones, the rows of sparse ones."""
-    return [grad.values().contiguous() if grad.is_sparse else grad for grad in grads]

@@ -119,16 +119,15 @@ class Interval:
             return self.steps >= count
         return float(self._gone) >= count or self.steps >= MOST * count
 
-    def agree(self, comm: Communicator, device: torch.device) -> None:
+    def agree(self, comm: Communicator) -> None:
         """Count on from where rank 0 is, after a flush: some may have missed the steps of the highest rate.
 
         Args:
             comm: the ranks.
-            device: where messages live.
         """
         if self._choice.growth:
-            numbers = torch.stack([self._gone, self._highest]).to(device)
-            gone, highest = comm.broadcast(numbers, 0, name="local steps").wait().to("cpu")
+            numbers = torch.stack([self._gone, self._highest])
+            gone, highest = comm.broadcast(numbers, 0, name="local steps").wait()
             self._gone.copy_(gone)
             self._highest.copy_(highest)
 

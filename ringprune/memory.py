@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["held_alone", "is_shared"]
+__all__ = ["held_alone", "is_shared", "overlapping"]
 
 _count = getattr(torch._C, "_storage_Use_Count", None)
 """Tensors on a storage; autograd asks the same before it adds to a gradient in place, and torch has no public name."""
@@ -35,3 +35,20 @@ def is_shared(tensor: Tensor, others: Sequence[Tensor]) -> bool:
     if storage.nbytes() > tensor.nbytes:
         return True
     return any(other is not tensor and other.untyped_storage().data_ptr() == storage.data_ptr() for other in others)
+
+
+def overlapping(tensors: Sequence[Tensor]) -> list[int]:
+    """Positions of tensors that share memory with another one: all but the one that lies first there.
+
+    Of ``a + b`` autograd makes one gradient for both; what is written into one must not be read as the other.
+
+    Args:
+        tensors: contiguous, or sparse: those have memory of their own.
+    """
+    spans = [(t.data_ptr(), t.data_ptr() + t.nbytes, i) for i, t in enumerate(tensors) if t.layout == torch.strided]
+    found, reached = [], 0
+    for begin, end, i in sorted(spans):
+        if begin < min(end, reached):
+            found.append(i)
+        reached = max(reached, end)
+    return found

@@ -133,8 +133,7 @@ class Mode(ABC):
         self._known = {id(param) for param in self.updated}
         self.others = parts.others or Others(parts.params)
         self.metrics = parts.metrics or Metrics(comm.traffic, plan.numel, nodes)
-        device = comm.message_device(parts.params[0].device if parts.params else torch.device("cpu"))
-        self._verdict = Verdict(comm, self.metrics, device, settings.nonfinite, expected=parts.scale.enabled)
+        self._verdict = Verdict(comm, self.metrics, settings.nonfinite, expected=parts.scale.enabled)
         self.exchange = Exchange(
             plan,
             parts.policy,

@@ -57,7 +57,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         op: ``hvd.Average`` (default), ``hvd.Sum``, or ``"average"``, ``"sum"``.
         compression, groups, num_groups: Horovod's; refused, since policy and buckets decide what is sent.
         process_set: a Horovod process set; on ranks outside it the wrapper only steps.
-        sparse_as_dense: Horovod's; sparse gradients are made dense either way, unless the policy has ``rows``.
+        sparse_as_dense: Horovod's; sparse gradients are made dense, unless ``rows`` or local steps take them.
         gradient_predivide_factor: Horovod's; part of the division that happens before the sum.
 
     Raises:
@@ -105,8 +105,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._inner = arguments.check_optimizer(optimizer, chosen)
             super().__init__(optimizer.param_groups, optimizer.defaults)
             sharing.follow(optimizer, self)
-            self._should_synchronize = True
-            self._synchronized = self._skipped = self._scaled = self._flushed = self._closed = False
+            self._should_synchronize, self._flushed, self._closed = True, False, False
+            self._forget_exchange()
             self._mode: GradientMode | UpdateMode | None = None
             self._last: dict[str, Any] = {}  # statistics, of one that was closed
             self._pilot: Pilot | None = None
@@ -183,8 +183,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 mode.scale.multiply(mode.updated, mode.scale.value)
                 self._scaled = True
 
+    def _forget_exchange(self) -> None:
+        """No averages are there that a step could be made on."""
+        self._synchronized = self._skipped = self._scaled = False
+
     def _finish(self, mode: GradientMode, *, stepping: bool) -> None:
-        self._scaled = self._synchronized = False
+        self._forget_exchange()
         before, self._skipped = mode.exchange.step, True
         try:
             self._skipped = not mode.finish(stepping=stepping)
@@ -221,27 +225,23 @@ class DistributedOptimizer(torch.optim.Optimizer):
             mode.initialise()
         else:
             sharing.share(self._inner, self)  # load_state_dict() of the wrapped optimizer gives it new groups
-            with mode.scale.inside(self):
-                if isinstance(mode, GradientMode):
-                    self._step(mode)
-                else:
-                    self._step_locally(mode)
+            try:
+                with mode.scale.inside(self):
+                    if isinstance(mode, GradientMode):
+                        self._step(mode)
+                    else:
+                        self._step_locally(mode)
+            finally:
+                self._forget_exchange()
         return loss
 
     def _step(self, mode: GradientMode) -> None:
         # GradScaler.step leaves the scale in this attribute; None where unscale_() was called before.
         inside_scaler, pending_scale = hasattr(self, "grad_scale"), getattr(self, "grad_scale", 1.0)
-        exchange = self._should_synchronize and (mode.backward.touched or not self._synchronized)
-        fault = None
-        if inside_scaler and not mode.scale.enabled:
-            fault = "GradScaler.step() was called with an optimizer that was built without scaler=: pass it"
-        elif exchange and pending_scale is None:
-            fault = "scaler.unscale_() before the exchange: call optimizer.synchronize() before it"
-        elif not exchange and mode.backward.touched:
-            fault = "step() inside skip_synchronize() needs a synchronize() after backward()"
-        if fault is not None:
-            mode.note_fault(fault)  # the other ranks may be in the exchange: all of them raise
-        if exchange or fault is not None:
+        averaged = self._synchronized and mode.has_gradients
+        exchange = self._should_synchronize and (mode.backward.touched or not averaged)
+        misused = mode.note_misuse(exchange, inside_scaler, unscaled=pending_scale is None)
+        if exchange or misused:
             self._finish(mode, stepping=True)
         elif inside_scaler and self.found_inf and not self._skipped:
             self._skipped = True  # what the scaler saw is the average, the same on all ranks
@@ -257,12 +257,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._mode = mode if self._pilot is None else self._pilot.stepped()
         elif inside_scaler:
             mode.scale.tell(self)
-        self._synchronized = self._skipped = self._scaled = False
 
     def _step_locally(self, mode: UpdateMode) -> None:
         self._flushed = False
-        # GradScaler.step leaves the scale here, None where unscale_() was called before; and whether it found infinity.
-        scale = getattr(self, "grad_scale", None)
+        scale = getattr(self, "grad_scale", None)  # as in _step
         overflow = hasattr(self, "grad_scale") and bool(self.found_inf)
         mode.step(1.0 if scale is None else float(scale), overflow=overflow)
 
@@ -288,6 +286,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._mode.backward.reset()
         elif self._mode is not None:
             self._mode.idle("zero_grad()")
+        self._forget_exchange()
         self._inner.zero_grad(set_to_none=set_to_none)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
@@ -377,6 +376,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             else:
                 mode = self._mode = self._pilot.resume(state_dict["ringprune"].get("auto", {}), load)
         sharing.share(self._inner, self)
+        self._forget_exchange()
         if mode is not None:
             checkpoint.copy(entries, mode.state_like(entries))
             mode.resumed(entries, origin)

@@ -71,8 +71,7 @@ class PriorityMode(GradientMode):
                 self._buckets_of[i].append(index)
         device = self.params[0].device if self.params else torch.device("cpu")
         nbytes = [_wire_bytes(bucket, parts.policy) for bucket in buckets]
-        messages = parts.comm.message_device(device)
-        dispatch = Dispatch(parts.comm, self.exchange, self.metrics, schedule, nbytes, messages)
+        dispatch = Dispatch(parts.comm, self.exchange, self.metrics, schedule, nbytes)
         # Simulated ranks are threads already, and nothing travels there.
         threaded = parts.comm.kind != "simulated" and parts.comm.threads
         self._driver = Driver(dispatch, device, threaded=threaded)
@@ -136,7 +135,7 @@ class PriorityMode(GradientMode):
         bucket = self.plan.buckets[index]
         owners = self._params_of[index]
         alone = self._take(owners)
-        whole = dict(zip(owners, self._gradients(owners), strict=True))
+        whole = dict(zip(owners, self._gradients.of(owners), strict=True))
         pieces = [self._pieces[i] for i in bucket.members]
         grads = [self._part(whole[piece.param], piece) for piece in pieces]
         with self._driver as dispatch:
@@ -177,7 +176,9 @@ class PriorityMode(GradientMode):
         self._driver.go()
         self.backward.reset()
         self._open = False
-        self._outputs = {i: self._output(param) for i, param in enumerate(self.params)}
+        self._outputs = dict(enumerate(self._gradients.outputs()))
+        for param in self.params:
+            param.grad = None  # what was one is where the average is written
         if not stepping:
             with _plain():
                 self._finish(range(len(self.plan.buckets)))
@@ -205,13 +206,6 @@ class PriorityMode(GradientMode):
                 self.exchange.step,
                 ", ".join(repr(self._specs[i].name) for i in early[:SHOWN]),
             )
-
-    def _output(self, param: Tensor) -> Tensor:
-        """Where the average of ``param`` is written: what was its gradient, which from now on is not."""
-        grad, param.grad = param.grad, None
-        if grad is None or not grad.is_contiguous() or grad.dtype != param.dtype or grad.requires_grad:
-            return torch.empty(param.shape, dtype=param.dtype, device=param.device)
-        return grad
 
     def _write_averages(self) -> None:
         for i, output in self._outputs.items():

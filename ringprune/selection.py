@@ -11,7 +11,7 @@ from ringprune import counter_rng
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.validation import real_number, whole_number
 
-__all__ = ["Density", "Warmup", "budgets", "divide", "explore", "shares"]
+__all__ = ["Density", "Warmup", "budgets", "divide", "explore", "shares", "within"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,18 @@ class Density:
     def steady(self, step: int) -> bool:
         """Whether warm-up is over at ``step``."""
         return step >= self.warmup.steps
+
+
+def within(indices: Tensor, offsets: Sequence[int], chosen: Sequence[bool]) -> Tensor:
+    """Those of ``indices`` that lie in chosen tensors.
+
+    Args:
+        indices: int32, shape ``(n,)``, of a bucket.
+        offsets: where its tensors begin, and its end.
+        chosen: of each tensor, whether it is.
+    """
+    ends = torch.tensor(offsets[1:], dtype=indices.dtype, device=indices.device)
+    return indices[torch.tensor(chosen, device=indices.device)[torch.bucketize(indices, ends, right=True)]]
 
 
 def budgets(numels: Sequence[int], density: float) -> list[int]:

@@ -12,6 +12,7 @@ from ringprune.arguments import DENSE_ONLY
 from ringprune.checkpoint import Origin
 from ringprune.errors import UsageError
 from ringprune.local_steps import Interval, LocalSteps, OuterStep
+from ringprune.memory import overlapping
 from ringprune.mode import Mode, Parts
 from ringprune.norm_statistics import NormStatistics
 from ringprune.residual import Correction
@@ -175,12 +176,16 @@ class UpdateMode(Mode):
 
     def _correct(self, loss_scale: float) -> None:
         """Bring the gradients to unscaled units and clip them; the bound is one rank's own."""
-        grads = [param.grad for param in self.params if param.grad is not None]
+        params = [param for param in self.params if param.grad is not None]
+        grads = [param.grad for param in params]
         factors = self._policy.clipping.factors(
             [grad.coalesce().values() if grad.is_sparse else grad.detach().contiguous() for grad in grads],
             1 / loss_scale,
             ranks=1,
         )
+        if any(factor != 1.0 for factor in factors):
+            for i in overlapping(grads):  # what is multiplied for one of them is not for the other
+                params[i].grad = grads[i] = grads[i].clone()
         for grad, factor in zip(grads, factors, strict=True):
             if factor != 1.0:
                 grad.mul_(factor)
@@ -300,8 +305,7 @@ class UpdateMode(Mode):
         self.exchange.flush(averages)
         self._outer.apply(averages, coasting=False)
         with self.metrics.sending("headers"):
-            device = averages[0].device if averages else torch.device("cpu")
-            self._interval.agree(self._comm, self._comm.message_device(device))
+            self._interval.agree(self._comm)
         if self._momentum is not None:
             self._momentum.exchanged_all()
         self._restore()

@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from ringprune.comm.communicator import Communicator, Handle
+from ringprune.comm.communicator import CPU, Communicator, Handle
 from ringprune.errors import ConfigurationError, NonFiniteGradientError, UsageError
 from ringprune.metrics import Metrics
 from ringprune.plan import gather_texts
@@ -39,17 +39,14 @@ class Verdict:
     Args:
         comm: the communicator.
         metrics: counts the bytes as headers.
-        device: where messages live.
         nonfinite: what to do when a gradient holds NaN or infinity: raise, or skip the step; on all ranks.
         expected: skipped steps are no news, since a GradScaler looks for the largest scale that works.
     """
 
-    def __init__(
-        self, comm: Communicator, metrics: Metrics, device: torch.device, nonfinite: str, *, expected: bool
-    ) -> None:
+    def __init__(self, comm: Communicator, metrics: Metrics, nonfinite: str, *, expected: bool) -> None:
         if nonfinite not in ("raise", "skip"):
             raise ConfigurationError(f'nonfinite={nonfinite!r}: "raise" or "skip"')
-        self._comm, self._metrics, self._device = comm, metrics, device
+        self._comm, self._metrics = comm, metrics
         self._raise = nonfinite == "raise"
         self._level = logging.DEBUG if expected else logging.WARNING
         self._handle: Handle | None = None
@@ -88,7 +85,7 @@ class Verdict:
         counts = [bool(self._nonfinite), self.fault is not None, self.saw_gradient, *more]
         with self._metrics.sending("headers"):
             dtype = torch.int64 if wide else torch.int32
-            message = torch.tensor(counts, dtype=dtype, device=self._device)
+            message = torch.tensor(counts, dtype=dtype, device=CPU)
             self._handle = self._comm.allreduce(message, name="verdict")
 
     def done(self) -> bool:
@@ -132,5 +129,5 @@ class Verdict:
 
     def _gather(self, finding: str | None) -> str:
         with self._metrics.sending("headers"):
-            texts = gather_texts(finding or "", self._comm, self._device, name="verdict details")
+            texts = gather_texts(finding or "", self._comm, CPU, name="verdict details")
         return by_rank(texts)

@@ -64,9 +64,15 @@ def test_momentum_from_before_lasts_as_long_as_it_is_there(
     assert torch.allclose(moved(settings, policy, stop_at), moved(settings, None), rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("policy", [rp.Dense(), rp.IWP(0.05)], ids=["dense", "iwp"])
-def test_a_step_that_fails_on_one_rank_is_told_to_all_at_the_next(policy: rp.Policy) -> None:
-    """Where the script went on after the error, ranks had other weights from then on, and nobody knew."""
+@pytest.mark.parametrize("check_every", [0, 1])
+@pytest.mark.parametrize(
+    "policy", [rp.Dense(), rp.IWP(0.05), rp.IWP(0.05, lookahead=True)], ids=["dense", "iwp", "look-ahead"]
+)
+def test_a_step_that_fails_on_one_rank_is_told_to_all_at_the_next(policy: rp.Policy, check_every: int) -> None:
+    """Where the script went on after the error, ranks had other weights from then on, and nobody knew.
+
+    The rank that failed took no part in what follows a step, and the others waited there for it.
+    """
 
     def rank(comm: rp.comm.Communicator) -> list[str]:
         model, errors = make_model(), []
@@ -78,18 +84,21 @@ def test_a_step_that_fails_on_one_rank_is_told_to_all_at_the_next(policy: rp.Pol
                 raise OSError("a disk of the user's")
 
         inner.register_step_pre_hook(hook)
-        optimizer = rp.DistributedOptimizer(inner, model.named_parameters(), policy=policy, comm=comm)
-        for step, batch in enumerate(batches(comm.rank, 4)):
+        named, options = model.named_parameters(), {"check_every": check_every, "bucket_bytes": 1}
+        optimizer = rp.DistributedOptimizer(inner, named, policy=policy, comm=comm, **options)
+        for step, batch in enumerate(batches(comm.rank, 3)):
             try:
                 optimizer.zero_grad()
                 loss_of(model, batch).backward()
                 optimizer.step()
-            except (OSError, rp.UsageError) as error:
+            except (OSError, rp.RingPruneError) as error:
                 errors.append(f"{step} {type(error).__name__} {error}")
         return errors
 
     first, second = rp.simulate(2, rank)
     assert second[0] == "1 OSError a disk of the user's"
+    if check_every:
+        assert first.pop(0).startswith("1 RankMismatchError ")
     assert first == second[1:] and len(first) == 1
     assert first[0].startswith("2 UsageError ") and "rank 1: OSError in step() of the wrapped optimizer" in first[0]
     assert "go back to a checkpoint" in first[0]
@@ -230,3 +239,38 @@ def test_fused_optimizers_step_on_weights_in_channels_last(policy: rp.Policy, cl
     torch.testing.assert_close(fused, plain, rtol=1e-5, atol=1e-6)
     if policy == rp.Dense():
         torch.testing.assert_close(fused, _channels_last(None, fused=True, closing=closing), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "clear",
+    [
+        lambda model, optimizer: optimizer.zero_grad(),
+        lambda model, optimizer: optimizer.zero_grad(set_to_none=False),
+        lambda model, optimizer: model.zero_grad(),
+        lambda model, optimizer: optimizer.load_state_dict(optimizer.state_dict()),
+    ],
+    ids=["to None", "to zeros", "the model's", "loaded"],
+)
+@pytest.mark.parametrize("policy", [rp.Dense(), rp.IWP(0.05), rp.P3()], ids=["dense", "iwp", "p3"])
+def test_averages_that_were_thrown_away_are_no_step(policy: rp.Policy, clear: Any) -> None:
+    """A rank without a batch took them for those of its next step, made it alone, and the others waited for ever."""
+
+    def rank(comm: rp.comm.Communicator) -> list[Tensor]:
+        model = make_model()
+        named = model.named_parameters()
+        optimizer = rp.DistributedOptimizer(sgd(model.parameters()), named, policy=policy, comm=comm, model=model)
+        for step, batch in enumerate(batches(comm.rank, 4)):
+            if step != 1 or comm.rank == 0:
+                loss_of(model, batch).backward()
+            if step == 0:
+                optimizer.synchronize()
+                clear(model, optimizer)
+            else:
+                optimizer.step()
+                optimizer.zero_grad()
+        if policy.schedule is not None:
+            optimizer.synchronize()  # layers step when they are needed
+        return [param.detach().clone() for param in model.parameters()]
+
+    first, second = rp.simulate(2, rank, timeout=60)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))

@@ -132,15 +132,21 @@ def test_nothing_is_lost_when_a_tensor_turns_whole(policy: str) -> None:
         assert float(error.max()) < 25 * 8 * 2**-24 * 200  # roundings of numbers below 200
 
 
-def test_a_tensor_sent_whole_keeps_its_velocity() -> None:
-    """As at density 1 it is plain momentum."""
+@pytest.mark.parametrize("refresh", [1, 3])
+def test_a_tensor_sent_whole_keeps_its_velocity(refresh: int) -> None:
+    """As at density 1 it is plain momentum; until the next refresh its entries in the old set were still cleared."""
 
     def rank(comm: rp.comm.Communicator) -> None:
-        run_ = TwoMatrices(comm, rp.IWP(0.02, damping=0.0), momentum=0.5, guard=GUARD).run(21)
+        run_ = TwoMatrices(comm, rp.IWP(0.02, damping=0.0, refresh=refresh), momentum=0.5, guard=GUARD)
+        step = 0
+        while not run_.whole():
+            run_.step(step)
+            step += 1
+            assert step < 60, "it never turned whole"
         assert run_.whole() == ["starved"]
         before = run_.kept("starved", "velocity").clone()
-        run_.step(21)
-        expected = 0.5 * before + run_.gradient("starved", 21).view(-1)
+        run_.step(step)
+        expected = 0.5 * before + run_.gradient("starved", step).view(-1)
         assert torch.allclose(run_.kept("starved", "velocity"), expected, atol=1e-6)
 
     rp.simulate(2, rank)

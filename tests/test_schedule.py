@@ -142,7 +142,7 @@ def test_all_ranks_start_the_same_messages_in_the_same_order_whatever_is_ready_w
     def rank(comm: Communicator) -> tuple[list[int], int]:
         exchange = FakeExchange(comm, nbytes, turns)
         metrics = Metrics(comm.traffic, 1)
-        dispatch = Dispatch(comm, exchange, metrics, LayerPriority(4, credit, 0), nbytes, CPU)
+        dispatch = Dispatch(comm, exchange, metrics, LayerPriority(4, credit, 0), nbytes)
         for _ in range(2):
             exchange.turns, exchange.handles = list(turns), {}
             exchange.started.clear()
@@ -173,7 +173,7 @@ def test_with_one_rank_ready_buckets_leave_by_priority_within_the_credit() -> No
         slow = {1: False}
         done = exchange.reduced
         exchange.reduced = lambda index: slow.get(index, True) and done(index)
-        dispatch = Dispatch(comm, exchange, Metrics(comm.traffic, 1), LayerPriority(4, 4, 0), [4, 4, 4], CPU)
+        dispatch = Dispatch(comm, exchange, Metrics(comm.traffic, 1), LayerPriority(4, 4, 0), [4, 4, 4])
         dispatch.begin([2, 1, 0], Over)
         dispatch.ready(1)
         while dispatch.progress():

@@ -68,10 +68,6 @@ class Recorder:
         """Not noted: no step has one."""
         self._comm.barrier(name=name)
 
-    def message_device(self, device: Any) -> Any:
-        """As the communicator has it."""
-        return self._comm.message_device(device)
-
     def divide(self, *arguments: Any, **options: Any) -> Any:
         """Not noted: what goes on inside a node is another communicator's."""
         return self._comm.divide(*arguments, **options)

@@ -15,7 +15,7 @@ from exchanges.job import Job, forced_ring
 from ringprune.comm.choice import OPTIONS
 from ringprune.policies import POLICIES
 
-__all__ = ["DEFAULTS", "METHODS", "Method", "Unknown", "named"]
+__all__ = ["DEFAULTS", "METHODS", "OURS", "Method", "Unknown", "named"]
 
 RING = "-ring"
 OURS = "ringprune:"
@@ -146,5 +146,5 @@ def named(names: Sequence[str]) -> list[Method]:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
             hint = f"; did you mean {near[0]}?" if near else ""
-            raise Unknown(f"{name!r}: no such method{hint} (--list-methods shows all)")
+            raise Unknown(f"{name!r}: no such method{hint} (--list-methods shows which there are)")
     return [known[name] for name in dict.fromkeys(names)]

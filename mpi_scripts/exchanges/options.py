@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from models import PUBLISHED
 
 from exchanges.choice import COMMUNICATORS, FORMATS, Choice
-from exchanges.methods import DEFAULTS, METHODS, Unknown, named
+from exchanges.methods import DEFAULTS, METHODS, OURS, Unknown, named
 from exchanges.words import link_rate, listed
+from ringprune.policies import POLICIES
 from ringprune.readers import at_least, picture, share, target
 
 __all__ = ["SECONDS", "choice_of", "parsed"]
@@ -94,7 +95,7 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument(
         "--methods", type=listed(str), default=DEFAULTS, metavar="M,..", help="see --list-methods; all but the peer's"
     )
-    what.add_argument("--list-methods", action=_ListMethods, help="show every method and leave")
+    what.add_argument("--list-methods", action=_ListMethods, help="show the methods and leave")
     what.add_argument(
         "--peer", type=_peer, metavar="MODULE:FUNCTION", help="compare an outside exchange too; see below"
     )
@@ -150,8 +151,10 @@ class _ListMethods(argparse.Action):
         super().__init__(option_strings, dest, nargs=0, help=help)
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
-        width = max(map(len, METHODS))
-        print("\n".join(f"{name:{width}}  {method.about}" for name, method in METHODS.items()))
+        about = {name: method.about for name, method in METHODS.items()}
+        about[f"{OURS}POLICY"] = f"any other policy that needs no model: {', '.join(POLICIES)}"
+        width = max(map(len, about))
+        print("\n".join(f"{name:{width}}  {what}" for name, what in about.items()))
         parser.exit()
 
 

@@ -193,14 +193,16 @@ def named(names: Sequence[str]) -> list[Method]:
     """The methods of these names; ``auto`` chooses from the policies among them.
 
     Raises:
-        ValueError: one is neither Horovod, ``alone`` nor a policy; says which there are.
+        ValueError: one is neither Horovod, ``alone`` nor a policy, or ``auto`` has nothing to choose from; says which.
     """
     found = [_named(name) for name in dict.fromkeys(names) if name != AUTO]
     if AUTO not in names:
         return found
-    policies = [policy_of(method.name) for method in found if method.name not in (HOROVOD, ALONE)]
+    candidates = [method.name for method in found if method.name not in (HOROVOD, ALONE)]
+    if len(candidates) == 1:
+        raise ValueError(f"{AUTO} would be {candidates[0]} itself: give it another method to choose from")
     try:
-        auto = rp.Auto(tuple(policies))
+        auto = rp.Auto(tuple(map(policy_of, candidates)))
     except ConfigurationError as error:
         raise ValueError(f"{AUTO} chooses from the other methods that are replayed: {error}") from error
     return [*found, Method(AUTO, _ringprune(auto))]

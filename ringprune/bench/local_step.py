@@ -142,9 +142,6 @@ class _Timed:
     def barrier(self, *, name: str) -> None:
         self._comm.barrier(name=name)
 
-    def message_device(self, device: torch.device) -> torch.device:
-        return self._comm.message_device(device)
-
     def divide(self, device: torch.device = CPU) -> Nodes:
         return self._comm.divide(device)
 

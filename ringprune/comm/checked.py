@@ -143,10 +143,6 @@ class CheckedCommunicator(ABC):
         if self.size > 1:
             self._meet(Call("barrier", name, token.dtype, tuple(token.shape)), token)
 
-    def message_device(self, device: torch.device) -> torch.device:
-        """Where messages that the host writes and reads belong, for a model on ``device``."""
-        return CPU
-
     def divide(self, device: torch.device = CPU) -> Nodes:
         """Communicators of the ranks of each node, and of the nodes' first ranks; all ranks call this.
 

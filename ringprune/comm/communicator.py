@@ -165,13 +165,6 @@ class Communicator(Protocol):
         """
         ...
 
-    def message_device(self, device: torch.device) -> torch.device:
-        """Where messages that the host writes and reads belong, for a model on ``device``.
-
-        In host memory, where they wait for nothing that a GPU still has to do, unless the library carries none of it.
-        """
-        ...
-
     def divide(self, device: torch.device = CPU) -> "Nodes":
         """Communicators of the ranks of each node, and of the nodes' first ranks; all ranks call this.
 

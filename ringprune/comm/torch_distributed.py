@@ -7,7 +7,7 @@ import atexit
 import ctypes
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
@@ -49,8 +49,9 @@ class TorchCommunicator(CheckedCommunicator):
     """The ranks of a process group; tensors in the memory that its back end serves.
 
     torch.distributed matches collectives by their order. Without ``process_group`` a new group of all ranks is made,
-    so that our collectives cannot be taken for the script's own; all ranks construct it together. A group that is given
-    is used as it is: give one that nothing else uses (``torch.distributed.new_group(ranks)``).
+    so that our collectives cannot be taken for the script's own; all ranks construct it together. It has Gloo where the
+    script's has NCCL alone, too: what the host writes and reads waits for nothing that a GPU still has to do. A group
+    that is given is used as it is: give one that nothing else uses (``torch.distributed.new_group(ranks)``).
 
     Args:
         process_group: a ``torch.distributed.ProcessGroup`` that holds this rank; None is all ranks.
@@ -58,7 +59,8 @@ class TorchCommunicator(CheckedCommunicator):
 
     Raises:
         UsageError: torch.distributed is not initialised.
-        ConfigurationError: this rank is not in the group, or its back end is neither Gloo nor NCCL.
+        ConfigurationError: this rank is not in the group, its back end is neither Gloo nor NCCL, or one is given that
+            serves GPUs alone.
     """
 
     kind = "torch"
@@ -66,15 +68,9 @@ class TorchCommunicator(CheckedCommunicator):
 
     def __init__(self, process_group: Any = None, timeout: float | None = None) -> None:
         original = _checked_group(process_group)
-        backends = dict(pair.split(":") for pair in dist.get_backend_config(original).split(","))
-        self._devices = {device: name for device, name in backends.items() if SERVES.get(name) == device}
-        if not self._devices:
-            raise ConfigurationError(
-                f'connect("torch"): the process group\'s back end is {", ".join(sorted(set(backends.values())))}; '
-                "it has to be gloo (CPU) or nccl (GPUs)"
-            )
         self._own = original is dist.group.WORLD
-        self._group: Any = _new_group(original, timeout) if self._own else original
+        self._devices = serving(dist.get_backend_config(original), more=self._own)
+        self._group: Any = _new_group(self._devices, timeout) if self._own else original
         super().__init__(dist.get_rank(self._group), dist.get_world_size(self._group))
         self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (RuntimeError, ValueError))
         self._store_waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (RuntimeError,), LONGEST_STORE_PAUSE)
@@ -82,10 +78,6 @@ class TorchCommunicator(CheckedCommunicator):
         self._label, self._barriers = f"{self._group.group_name}/{made}", 0  # the same on all ranks, and nobody else's
         self._messages = _Messages()
         _open.add(self)
-
-    def message_device(self, device: torch.device) -> torch.device:
-        """Where messages that the host writes and reads belong: with NCCL alone on the model's GPU."""
-        return device if "cpu" not in self._devices else torch.device("cpu")
 
     @staticmethod
     def start() -> Callable[[], None]:
@@ -204,7 +196,7 @@ class TorchCommunicator(CheckedCommunicator):
                 "groups with all ranks only; connect to all of them, or use MPI"
             )
         ranks = dist.get_process_group_ranks(self._group)
-        groups = [_new_group(self._group, self._waiter.timeout, [ranks[rank] for rank in part]) for part in parts]
+        groups = [_new_group(self._devices, self._waiter.timeout, [ranks[rank] for rank in part]) for part in parts]
         own = next((number for number, part in enumerate(parts) if self.rank in part), None)
         if own is None:
             return None
@@ -218,7 +210,7 @@ class TorchCommunicator(CheckedCommunicator):
                 "a process group that leaves out ranks of the job cannot be duplicated: torch.distributed makes groups "
                 "with all ranks only; make another one with dist.new_group() and connect to that"
             )
-        made = TorchCommunicator(_new_group(self._group, self._waiter.timeout), self._waiter.timeout)
+        made = TorchCommunicator(_new_group(self._devices, self._waiter.timeout), self._waiter.timeout)
         made._own = True
         return made
 
@@ -343,15 +335,38 @@ def _checked_group(process_group: Any) -> Any:
     return process_group
 
 
-def _new_group(like: Any, timeout: float | None, ranks: list[int] | None = None) -> Any:
-    """A new group of all ranks or those given, with the back ends of ``like``; all ranks of the job call this."""
+def serving(config: str, *, more: bool) -> dict[str, str]:
+    """Which back end serves which device.
+
+    Args:
+        config: as torch.distributed tells it: ``"cpu:gloo,cuda:nccl"``.
+        more: Gloo can be added.
+
+    Raises:
+        ConfigurationError: there is none of ours; or none for host memory, and it cannot be added.
+    """
+    backends = dict(pair.split(":") for pair in config.split(","))
+    found = {device: name for device, name in backends.items() if SERVES.get(name) == device}
+    if not found:
+        raise ConfigurationError(
+            f'connect("torch"): the process group\'s back end is {", ".join(sorted(set(backends.values())))}; '
+            "it has to be gloo (CPU) or nccl (GPUs)"
+        )
+    if "cpu" not in found and not more:
+        raise ConfigurationError(
+            'connect("torch"): the process group serves GPUs alone, and some messages are the host\'s; give none, or '
+            'dist.new_group(ranks, backend="cpu:gloo,cuda:nccl")'
+        )
+    return {"cpu": "gloo"} | found
+
+
+def _new_group(devices: Mapping[str, str], timeout: float | None, ranks: list[int] | None = None) -> Any:
+    """A new group of all ranks or those given, with these back ends by device; all ranks of the job call this."""
     # The back end's own clock runs from the start of a collective, ours from when somebody waits for it: its limit is
     # kept out of the way of shorter ones.
     limit = USUAL_LIMIT if timeout is None else max(USUAL_LIMIT, timedelta(seconds=2 * timeout))
-    config = dist.get_backend_config(like)
-    names = {pair.split(":")[1] for pair in config.split(",")}
     # Of "cpu:gloo,cuda:gloo" torch 2.13 warns at the end of a process that has used DistributedDataParallel.
-    backend = names.pop() if len(names) == 1 else config
+    backend = "gloo" if len(devices) == 1 else ",".join(f"{device}:{name}" for device, name in devices.items())
     return dist.new_group(ranks, limit, backend=backend, group_desc="ringprune")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ringprune.comm.communicator import Communicator, Handle
+from ringprune.comm.communicator import CPU, Communicator, Handle
 from ringprune.exchange.exchange import Exchange
 from ringprune.exchange.lane import UnderWay
 from ringprune.metrics import Metrics
@@ -30,7 +30,6 @@ class Dispatch:
         metrics: counts the orders as headers.
         schedule: the credit.
         nbytes: of each bucket's values, as they count towards the credit.
-        device: where messages live.
     """
 
     def __init__(
@@ -40,10 +39,9 @@ class Dispatch:
         metrics: Metrics,
         schedule: LayerPriority,
         nbytes: Sequence[int],
-        device: torch.device,
     ) -> None:
         self._comm, self._exchange, self._metrics = comm, exchange, metrics
-        self._nbytes, self._device = nbytes, device
+        self._nbytes = nbytes
         self._queue = Queue(schedule.credit_bytes)
         self._priorities = list(range(len(nbytes)))
         self._order: Handle | None = None
@@ -135,7 +133,7 @@ class Dispatch:
         if self._comm.rank == 0:
             return self._tell(wait)
         if self._order is None:
-            self._order = self._broadcast(torch.zeros(1, dtype=torch.int32, device=self._device))
+            self._order = self._broadcast(torch.zeros(1, dtype=torch.int32, device=CPU))
         if not wait and not self._order.done():
             return None
         order, self._order = int(self._order.wait()), None
@@ -149,7 +147,7 @@ class Dispatch:
             operation = TURN
         while self._told and self._told[0].done():
             self._told.popleft().wait()
-        self._told.append(self._broadcast(torch.tensor([operation], dtype=torch.int32, device=self._device)))
+        self._told.append(self._broadcast(torch.tensor([operation], dtype=torch.int32, device=CPU)))
         return operation
 
     def _broadcast(self, message: torch.Tensor) -> Handle:

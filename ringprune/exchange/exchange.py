@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ringprune import ops
-from ringprune.comm.communicator import Communicator, Nodes
+from ringprune.comm.communicator import CPU, Communicator, Nodes
 from ringprune.errors import RingPruneError
 from ringprune.exchange.kept import KeptLane
 from ringprune.exchange.lane import Lane, Setting
@@ -124,7 +124,7 @@ class Exchange:
         setting = self._setting
         longest = max((self._longest(bucket) for bucket in self._plan.buckets), default=0.0)
         with setting.metrics.sending("headers"):
-            return choose_ring(setting.comm, longest)
+            return choose_ring(setting.comm, longest, self._plan.buckets[0].device if self._plan.buckets else CPU)
 
     def _longest(self, bucket: Bucket) -> float:
         """Bytes of a bucket's float32 sum after warm-up."""

@@ -145,11 +145,10 @@ class PackedLane(KeptLane):
             return
         self._index_code = wire.index_code(sum(self._counts), bucket.numel, setting.policy.index_format)
         with setting.metrics.stage("agree"), setting.metrics.sending("indices", bucket.index):
-            where = setting.comm.message_device(bucket.device)
             if positions is None:
-                message = torch.empty(self._index_code.size, dtype=torch.uint8, device=where)
+                message = torch.empty(self._index_code.size, dtype=torch.uint8, device=CPU)
             else:
-                message = self._index_code.encode(positions).to(where)
+                message = self._index_code.encode(positions)
             name = f"bucket {bucket.index} indices"
             self._proposals = agreement.Proposals(setting.comm, self._roots_of(step), message, name=name)
 
@@ -181,6 +180,8 @@ class PackedLane(KeptLane):
         sets = self._proposed(step)
         if self._core is not None:
             core = self._core.of(step, sets)
+            if self.watch is not None and any(self.watch.whole):  # turned so since the core was chosen
+                core = selection.within(core, bucket.offsets, [not whole for whole in self.watch.whole])
             sets = [core if rotation is None else rotation.within(bucket, core, step)]
         if self._explored is not None:
             sets.append(self._explored)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ringprune.plan import Bucket, Plan
+from ringprune.selection import within
 
 __all__ = ["Rotation"]
 
@@ -41,9 +42,7 @@ class Rotation:
 
     def within(self, bucket: Bucket, indices: Tensor, step: int) -> Tensor:
         """Those of ``indices`` (int32, ascending) that lie in a tensor whose turn it is."""
-        turns = torch.tensor(self.takes_part(bucket, step), device=indices.device)
-        ends = torch.tensor(bucket.offsets[1:], dtype=indices.dtype, device=indices.device)
-        return indices[turns[torch.bucketize(indices, ends, right=True)]]
+        return within(indices, bucket.offsets, self.takes_part(bucket, step))
 
     def everything(self, bucket: Bucket, step: int) -> Tensor | None:
         """All indices of the tensors whose turn it is; None where it is everybody's."""

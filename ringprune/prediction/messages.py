@@ -77,17 +77,17 @@ def check_predictable(policy: Policy) -> None:
         if getattr(policy, slot) != value:
             raise ConfigurationError(
                 f"policy {policy.name!r} with {slot}={getattr(policy, slot)!r} cannot be predicted, only {value!r}: "
-                "measure it with mpi_scripts/bench_exchange.py"
+                "measure it with mpi_scripts/replay.py"
             )
     if policy.clipping.norm is not None:
         raise ConfigurationError(
             f"policy {policy.name!r} with clip_norm cannot be predicted: it exchanges after the backward pass; measure "
-            "it with mpi_scripts/bench_exchange.py"
+            "it with mpi_scripts/replay.py"
         )
     if policy.index_sets not in ("shared", "gathered"):
         raise ConfigurationError(
             f"policy {policy.name!r} with index_sets={policy.index_sets!r} cannot be predicted: its bytes depend on "
-            "the gradients; measure it with mpi_scripts/bench_exchange.py"
+            "the gradients; measure it with mpi_scripts/replay.py"
         )
 
 

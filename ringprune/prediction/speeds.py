@@ -11,7 +11,7 @@ KEPT = ("provenance", "shared")
 """What is no time."""
 
 DENSITIES = {"apart": 0.01, "close": 0.1}
-"""At which what each entry of an index set costs is known: of close ones several lie in one cache line."""
+"""At which costs are known that depend on it: of close entries several lie in one cache line."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Speeds:
     Attributes:
         provenance: measured on what, or assumed, for people.
         accumulate: per entry: add gradients to the residual.
-        select: per entry: accumulate, score and select in one pass.
+        select: per entry: accumulate, score and select in one pass; by ``DENSITIES``.
         copy: per entry: copy a bucket into a message, or out of it.
         whole: per entry that travels as it is: look for NaN.
         fill: per entry: write the dense gradients anew at unpacking, zeros for the most part.
@@ -37,7 +37,7 @@ class Speeds:
 
     provenance: str
     accumulate: float
-    select: float
+    select: Mapping[str, float]
     copy: float
     whole: float
     fill: float
@@ -64,7 +64,8 @@ class Speeds:
 
     def __str__(self) -> str:
         """The figures that matter most, for people."""
-        entry = f"{1e9 * self.accumulate:.2f} accumulate, {1e9 * self.select:.2f} select, {1e9 * self.copy:.2f} copy"
+        select = f"{1e9 * self.select['apart']:.2f} select ({1e9 * self.select['close']:.2f} at 10 %)"
+        entry = f"{1e9 * self.accumulate:.2f} accumulate, {select}, {1e9 * self.copy:.2f} copy"
         code = f"{1e9 * self.encode_index:.1f} code, {1e9 * self.decode_index:.1f} decode"
         whole = f"{1e9 * self.whole:.2f} whole, {1e9 * self.fill:.2f} fill"
         kept = f"{1e9 * self.kept['apart']:.1f} take or put ({1e9 * self.kept['close']:.1f} at 10 %)"
@@ -75,7 +76,7 @@ class Speeds:
 
 
 def each_at(each: Mapping[str, float], density: float) -> float:
-    """Seconds for an entry of an index set: as ``apart`` up to 1 %, from there on a power of the density."""
+    """Seconds that depend on the density: as ``apart`` up to 1 %, from there on a power of it."""
     apart, close = DENSITIES.values()
     share = each["close"] / each["apart"] if each["apart"] else 1.0
     return float(each["apart"] * share ** math.log(max(density, apart) / apart, close / apart))
@@ -84,7 +85,7 @@ def each_at(each: Mapping[str, float], density: float) -> float:
 CPU = Speeds(
     provenance="measured on 2 threads of an Intel Xeon at 2.5 GHz, 2026-11-22 (docs/benchmarks.md)",
     accumulate=1.05e-9,
-    select=1.65e-9,
+    select={"apart": 1.65e-9, "close": 2.6e-9},
     copy=0.46e-9,
     whole=0.25e-9,
     fill=0.27e-9,
@@ -115,7 +116,7 @@ GPU = replace(
     CPU,
     provenance="ASSUMED, not measured: passes at 1 TB/s of GPU memory, coding on the host, 10 GB/s to it",
     accumulate=20 / _MEMORY,
-    select=28 / _MEMORY,
+    select={"apart": 28 / _MEMORY, "close": 34 / _MEMORY},
     copy=8 / _MEMORY,
     whole=4 / _MEMORY,
     fill=4 / _MEMORY,

@@ -71,7 +71,7 @@ def work_of(
     packed = route == "packed"
     selects = packed and not sent_whole(policy.density.target)
     positions = proposed(bucket, policy, ranks) if selects else 0
-    start, finish = _alone(bucket, policy, speeds, packed, selects, positions > 0, groups)
+    start, finish = _alone(bucket, policy, speeds, packed, selects, positions, groups)
     count = kept(bucket, policy, ranks) if selects else bucket.numel
     density = count / bucket.numel if selects else 1.0
     each = each_at(speeds.kept, density)  # taken, or put
@@ -100,16 +100,17 @@ def work_of(
 
 
 def _alone(
-    bucket: Bucket, policy: Policy, speeds: Speeds, packed: bool, selects: bool, proposes: bool, groups: bool
+    bucket: Bucket, policy: Policy, speeds: Speeds, packed: bool, selects: bool, positions: int, groups: bool
 ) -> tuple[float, float]:
     """Seconds of the passes over all entries, before the first message and after the last."""
     entries = bucket.numel
     if not packed and policy.dense_as_is and (groups or len(bucket.members) == 1):
         # Summed where the gradients are; a group is divided by the library.
         return speeds.whole * entries, 0.0 if groups else speeds.copy * entries
-    if proposes:
+    if positions:
         share = 1 / policy.refresh
-        start = (share * speeds.select + (1 - share) * speeds.accumulate) * entries
+        select = each_at(speeds.select, positions / entries)
+        start = (share * select + (1 - share) * speeds.accumulate) * entries
     elif selects:  # what is drawn by lot needs no scores
         start = speeds.accumulate * entries
     elif packed or policy.dense_values != "fp32":

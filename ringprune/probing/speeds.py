@@ -52,12 +52,10 @@ def measured(
     """
     together = together and device.type == "cpu"  # passes on a GPU wait for no processor
     watch = _Watch(repetitions, device, together)
-    bucket = Bucket(Case("flat", ((entries,),), DENSITIES["apart"]), device, seed=0)
-    for _ in range(SETTLING):
-        bucket.draw()
-        bucket.step()
-    bucket.restore()
-    passes = _passes(bucket, watch)
+    buckets = {name: _settled(Case("flat", ((entries,),), density), device) for name, density in DENSITIES.items()}
+    passes = _passes(buckets, watch)
+    bucket = buckets.pop("apart")
+    buckets.clear()  # what it holds is a hundred megabytes
     count = bucket.counts[0]
     kept = {
         name: max(0.0, passes[f"take {name}"] + passes[f"put {name}"] - passes["fill"]) / (2 * round(density * entries))
@@ -70,7 +68,7 @@ def measured(
     speeds = Speeds(
         provenance=_provenance(device),
         accumulate=passes["accumulate"] / entries,
-        select=passes["select"] / entries,
+        select={name: passes[f"select {name}"] / entries for name in DENSITIES},
         copy=passes["copy"] / entries,
         whole=passes["whole"] / entries,
         fill=passes["fill"] / entries,
@@ -164,13 +162,23 @@ class _Watch:
         return sum(self._taken) / max(sum(self._running), 1e-9)
 
 
-def _passes(bucket: Bucket, watch: _Watch) -> dict[str, float]:
-    """Whatever reads or writes all entries."""
+def _settled(case: Case, device: torch.device) -> Bucket:
+    """A bucket whose hints are those of training."""
+    bucket = Bucket(case, device, seed=0)
+    for _ in range(SETTLING):
+        bucket.draw()
+        bucket.step()
+    bucket.restore()
     bucket.sent = None  # else it leaves with what is timed
+    return bucket
+
+
+def _passes(buckets: Mapping[str, Bucket], watch: _Watch) -> dict[str, float]:
+    """Whatever reads or writes all entries; ``buckets`` by ``DENSITIES``."""
+    bucket = buckets["apart"]
     numel, device = bucket.case.numel, bucket.grad.device
     state = bucket.out_residual.clone(), bucket.out_velocity.clone()
     calls: dict[str, Call] = {
-        "select": bucket.beside,
         "accumulate": partial(_accumulate, bucket),
         "copy": partial(packing.flatten, bucket.grads, [1.0], torch.empty_like(bucket.grad)),
         "whole": partial(ops.count_nonfinite, bucket.grads),
@@ -178,6 +186,7 @@ def _passes(bucket: Bucket, watch: _Watch) -> dict[str, float]:
     }
     for name, density in DENSITIES.items():
         positions = _positions(density, numel).to(device)
+        calls[f"select {name}"] = buckets[name].beside
         # At once: what leaving with the next pass takes is a small difference of long times.
         calls[f"take {name}"] = partial(packing.pack, *state, positions, bucket.offsets, lazily=False)
         calls[f"put {name}"] = _put(bucket, positions)

@@ -7,7 +7,7 @@ from statistics import median
 
 import torch
 
-from ringprune.comm.communicator import Communicator
+from ringprune.comm.communicator import CPU, Communicator
 from ringprune.reduction.ring import RingReduction
 
 __all__ = ["RingChoice", "choose_ring"]
@@ -61,7 +61,7 @@ class _Timing:
         return f"{_in_units(self.nbytes)}: ring {self.ring * 1e3:.3g} ms, library {self.library * 1e3:.3g} ms"
 
 
-def choose_ring(comm: Communicator, longest: float) -> RingChoice:
+def choose_ring(comm: Communicator, longest: float, device: torch.device = CPU) -> RingChoice:
     """Measure both where there is a choice; all ranks call this together and get the same answer.
 
     Takes about ``SECONDS`` at most, and on links so slow that 64 KB take longer, four sums of 64 KB by each. The bytes
@@ -70,6 +70,7 @@ def choose_ring(comm: Communicator, longest: float) -> RingChoice:
     Args:
         comm: the communicator.
         longest: bytes of the longest sum that will be made; longer ones than 16 MiB are not tried.
+        device: where the values are that will be summed.
     """
     if comm.size == 1:
         return RingChoice(math.inf, "one rank: nothing is sent")
@@ -77,6 +78,9 @@ def choose_ring(comm: Communicator, longest: float) -> RingChoice:
         return RingChoice(math.inf, "simulated ranks: nothing is sent, so there is nothing to measure")
     if "shift" not in comm.abilities:
         return RingChoice(math.inf, f"the {comm.kind} communicator cannot shift: its allreduce is used")
+    if comm.kind == "torch" and device.type != "cpu":
+        # The host would measure Gloo, and NCCL makes rings itself.
+        return RingChoice(math.inf, f"values on {device.type}: torch.distributed's allreduce is used")
     if longest < SIZES[0]:
         return RingChoice(math.inf, f"the library's allreduce is used: no sum takes {_in_units(SIZES[0])}")
     most = min(int(longest), SIZES[-1])

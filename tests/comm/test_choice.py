@@ -9,6 +9,7 @@ import pytest
 import torch.distributed
 
 from ringprune.comm import connect
+from ringprune.comm.torch_distributed import serving
 from ringprune.errors import ConfigurationError, DependencyError, RingPruneError, UsageError
 
 
@@ -56,6 +57,27 @@ def test_a_time_limit_is_a_number_above_zero(timeout: Any) -> None:
     """A string was taken, and the first collective failed on some ranks."""
     with pytest.raises(RingPruneError, match=r"timeout=.*: a finite number above 0"):
         connect("mpi", timeout=timeout)
+
+
+@pytest.mark.parametrize(
+    ("config", "devices"),
+    [
+        ("cpu:gloo,cuda:gloo", {"cpu": "gloo"}),  # init_process_group("gloo")
+        ("cuda:nccl", {"cpu": "gloo", "cuda": "nccl"}),  # init_process_group("nccl")
+        ("cpu:gloo,cuda:nccl", {"cpu": "gloo", "cuda": "nccl"}),
+        ("cpu:mpi,cuda:nccl", {"cpu": "gloo", "cuda": "nccl"}),
+    ],
+)
+def test_the_host_has_messages_of_its_own(config: str, devices: dict[str, str]) -> None:
+    """Where a script has NCCL alone, as with DistributedDataParallel on GPUs, our group has Gloo besides."""
+    assert serving(config, more=True) == devices
+    assert serving("cpu:gloo,cuda:nccl", more=False) == {"cpu": "gloo", "cuda": "nccl"}
+
+
+@pytest.mark.parametrize(("config", "said"), [("cuda:nccl", "serves GPUs alone"), ("cpu:mpi", "back end is mpi")])
+def test_a_group_that_cannot_serve_is_refused(config: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        serving(config, more=False)
 
 
 @pytest.mark.parametrize("kind", ["gloo", "nccl", "NCCL"])

@@ -83,7 +83,7 @@ def test_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         options.parsed(["--list-methods"], inside=False)
     assert ended.value.code == 0
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(METHODS)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [*METHODS, "ringprune:POLICY"]
 
 
 def test_every_policy_is_a_method() -> None:

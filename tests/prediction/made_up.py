@@ -7,7 +7,7 @@ from ringprune.prediction import CPU, Layer, Setting, Speeds, Workload
 FREE = Speeds(
     provenance="costs nothing",
     accumulate=0.0,
-    select=0.0,
+    select=dict.fromkeys(CPU.select, 0.0),
     copy=0.0,
     whole=0.0,
     fill=0.0,

@@ -39,7 +39,7 @@ def test_fewer_entries_pay_for_longer() -> None:
 
 
 def test_what_never_and_what_always_pays() -> None:
-    slow = replace(SETTING, speeds=replace(FREE, provenance="slow", select=1.0))
+    slow = replace(SETTING, speeds=replace(FREE, provenance="slow", select=dict.fromkeys(FREE.select, 1.0)))
     assert crossover(slow, rp.IWP(0.01), rp.Dense()) == 0
     assert crossover(replace(SETTING, speeds=FREE), rp.Dense(), rp.IWP(0.01)) == 0
     # A message less where the latency is a second: at every rate.

@@ -157,11 +157,19 @@ def test_a_timeline_without_time_is_spread_by_entries() -> None:
 
 def test_what_processors_need_counts_in_full() -> None:
     """The processor does one thing after the other."""
-    slow = replace(FREE, provenance="select", select=1e-6)
+    slow = replace(FREE, provenance="select", select=dict.fromkeys(FREE.select, 1e-6))
     setting = Setting(MODEL, 1, LINK, FREE, BUCKET_BYTES)
     packed = MODEL.plan(rp.IWP(0.01)).packed_numel
     extra = predict(replace(setting, speeds=slow), rp.IWP(0.01)).seconds - predict(setting, rp.IWP(0.01)).seconds
     assert extra == pytest.approx(1e-6 * packed)
+
+
+def test_selecting_many_takes_longer() -> None:
+    each = {"apart": 1e-9, "close": 2e-9}
+    workload = flat("matrix", [((1000, 1000),)], 0.0, "made up")
+    for density, cost in {0.001: 1e-9, 0.01: 1e-9, 0.1: 2e-9}.items():
+        found = predict(Setting(workload, 4, LINK, replace(FREE, select=each)), rp.IWP(density))
+        assert found.local_seconds == pytest.approx(1e6 * cost)
 
 
 def test_entries_that_lie_close_cost_less_each() -> None:

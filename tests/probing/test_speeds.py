@@ -59,10 +59,10 @@ def test_entries_are_measured_where_they_lie_apart_and_close(monkeypatch: pytest
 
 
 def test_the_slowest_rank_counts_in_each_speed() -> None:
-    one = asdict(CPU) | {"select": 1.0, "encode_values": {"fp16": 1.0, "int8": 4.0}}
+    one = asdict(CPU) | {"accumulate": 1.0, "encode_values": {"fp16": 1.0, "int8": 4.0}}
     other = asdict(CPU) | {"copy": 2.0, "encode_values": {"fp16": 3.0, "int8": 2.0}}
     found = slowest_of([one, other])
-    assert (found.select, found.copy, found.fill) == (1.0, 2.0, CPU.fill)
+    assert (found.accumulate, found.copy, found.fill) == (1.0, 2.0, CPU.fill)
     assert found.encode_values == {"fp16": 3.0, "int8": 4.0}
 
 

@@ -109,6 +109,16 @@ def test_one_rank_simulated_ranks_and_horovod_keep_to_the_library() -> None:
     assert "cannot shift" in choice.reason and not choice.takes(1 << 40)
 
 
+def test_nothing_is_measured_on_the_host_for_values_on_a_gpu() -> None:
+    """Over NCCL alone it ended the first step: Gloo's tensors, of which such a group carries none, were to be timed."""
+
+    class Torch:
+        kind, size, abilities = "torch", 2, frozenset({"allreduce", "shift"})
+
+    choice = choose_ring(Torch(), 1e9, torch.device("cuda"))
+    assert "values on cuda" in choice.reason and not choice.takes(1 << 40)
+
+
 def choices(*pairs: tuple[float, float]) -> RingChoice:
     """What is decided where ring and library take so long, in ms, for 100, 200, ... bytes."""
     return _decide([_Timing(100 * (i + 1), ring, library) for i, (ring, library) in enumerate(pairs)])

@@ -153,6 +153,13 @@ def test_policies_may_be_scheduled() -> None:
         named(["horovd"])
 
 
+def test_auto_has_something_to_choose_from() -> None:
+    """Of one candidate it was that one itself, and found to be as fast."""
+    with pytest.raises(ValueError, match=r"auto would be iwp:density=0\.02 itself: give it another"):
+        named(["iwp:density=0.02", "horovod", "auto"])
+    assert [method.name for method in named(["dense", "iwp", "auto"])] == ["dense", "iwp", "auto"]
+
+
 def test_a_trace_and_a_picture(tmp_path: Path) -> None:
     events = {"p3": [("forward", "a", 0.0, 1.0), ("network", "bucket 0 dense", 0.5, 2.0)], "horovod": []}
     timeline.write_trace(events, tmp_path / "t.json")
