@@ -105,8 +105,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._inner = arguments.check_optimizer(optimizer, chosen)
             super().__init__(optimizer.param_groups, optimizer.defaults)
             sharing.follow(optimizer, self)
-            self._should_synchronize, self._flushed, self._closed = True, False, False
-            self._forget_exchange()
+            self._should_synchronize = True
+            self._synchronized = self._skipped = self._scaled = self._flushed = self._closed = False
             self._mode: GradientMode | UpdateMode | None = None
             self._last: dict[str, Any] = {}  # statistics, of one that was closed
             self._pilot: Pilot | None = None

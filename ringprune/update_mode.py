@@ -176,8 +176,8 @@ class UpdateMode(Mode):
 
     def _correct(self, loss_scale: float) -> None:
         """Bring the gradients to unscaled units and clip them; the bound is one rank's own."""
-        params = [param for param in self.params if param.grad is not None]
-        grads = [param.grad for param in params]
+        held = [(param, param.grad) for param in self.params if param.grad is not None]
+        grads = [grad for _, grad in held]
         factors = self._policy.clipping.factors(
             [grad.coalesce().values() if grad.is_sparse else grad.detach().contiguous() for grad in grads],
             1 / loss_scale,
@@ -185,7 +185,7 @@ class UpdateMode(Mode):
         )
         if any(factor != 1.0 for factor in factors):
             for i in overlapping(grads):  # what is multiplied for one of them is not for the other
-                params[i].grad = grads[i] = grads[i].clone()
+                held[i][0].grad = grads[i] = grads[i].clone()
         for grad, factor in zip(grads, factors, strict=True):
             if factor != 1.0:
                 grad.mul_(factor)
