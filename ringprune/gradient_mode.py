@@ -1,7 +1,7 @@
 """Gradient mode: gradients go into the exchange during backward, averages come out in ``param.grad``."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -223,9 +223,13 @@ class GradientMode(Mode):
     # -- steps of the wrapped optimizer -------------------------------------------------------------------------------
 
     @property
-    def has_gradients(self) -> bool:
-        """Whether any parameter has one; averages may have been thrown away."""
-        return any(param.grad is not None for param in self.params)
+    def thrown_away(self) -> bool:
+        """Whether the averages of a step that was to be made are there no more; alike on all ranks.
+
+        Only dense parameters tell: these have one on every rank, also on one without a batch.
+        """
+        dense = [param for param, spec in zip(self.params, self._specs, strict=True) if not spec.sparse]
+        return bool(dense) and all(param.grad is None for param in dense)
 
     def note_misuse(self, exchange: bool, inside_scaler: bool, *, unscaled: bool) -> bool:
         """Whether ``step()`` cannot work as it was called; others may be in the exchange, so all ranks raise there.
@@ -258,9 +262,11 @@ class GradientMode(Mode):
                 self.timeline.exchanged()
         try:
             self._inner_step()
-        except Exception:
-            with suppress(RingPruneError):  # the others go on, and would wait for this rank
-                self._together()
+        except Exception as error:
+            try:
+                self._together()  # the others go on, and would wait for this rank
+            except RingPruneError as told:  # all ranks raise it
+                raise told from error
             raise
         self._together()
 

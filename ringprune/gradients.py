@@ -62,7 +62,7 @@ class Gradients:
     def outputs(self) -> list[Tensor]:
         """Where averages are written, of all parameters: the gradients themselves where that can be.
 
-        Each in memory of its own: autograd leaves parameters that were added to each other with one gradient.
+        No two of them share memory: autograd leaves parameters that were added to each other with one gradient.
         """
         outputs = []
         for param, spec in zip(self._params, self._specs, strict=True):

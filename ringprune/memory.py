@@ -43,7 +43,7 @@ def overlapping(tensors: Sequence[Tensor]) -> list[int]:
     Of ``a + b`` autograd makes one gradient for both; what is written into one must not be read as the other.
 
     Args:
-        tensors: contiguous, or sparse: those have memory of their own.
+        tensors: contiguous; sparse ones are left out, into whose values nothing is written.
     """
     spans = [(t.data_ptr(), t.data_ptr() + t.nbytes, i) for i, t in enumerate(tensors) if t.layout == torch.strided]
     found, reached = [], 0

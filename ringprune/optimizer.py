@@ -238,7 +238,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def _step(self, mode: GradientMode) -> None:
         # GradScaler.step leaves the scale in this attribute; None where unscale_() was called before.
         inside_scaler, pending_scale = hasattr(self, "grad_scale"), getattr(self, "grad_scale", 1.0)
-        averaged = self._synchronized and mode.has_gradients
+        averaged = self._synchronized and (self._skipped or not mode.thrown_away)
         exchange = self._should_synchronize and (mode.backward.touched or not averaged)
         misused = mode.note_misuse(exchange, inside_scaler, unscaled=pending_scale is None)
         if exchange or misused:
@@ -260,7 +260,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     def _step_locally(self, mode: UpdateMode) -> None:
         self._flushed = False
-        scale = getattr(self, "grad_scale", None)  # as in _step
+        scale = getattr(self, "grad_scale", None)  # GradScaler.step leaves it here, as in _step
         overflow = hasattr(self, "grad_scale") and bool(self.found_inf)
         mode.step(1.0 if scale is None else float(scale), overflow=overflow)
 

@@ -220,8 +220,8 @@ class PriorityMode(GradientMode):
             # A scheduler of the wrapped optimizer asks whether that has made a step.
             self._inner._opt_called = True  # type: ignore[attr-defined]  # private to torch
         else:  # after synchronize(): the averages are in place
-            super().step()
             self._compared = True
+            super().step()
 
     def settle(self) -> bool:
         """Make what is left of a step, and tell what the ranks have found about it.

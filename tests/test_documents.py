@@ -203,11 +203,15 @@ def test_index_names_every_page() -> None:
 API = ROOT / "docs" / "api.md"
 
 
+def section(heading: str) -> str:
+    """What stands under a heading of the API page."""
+    parts = re.split(r"^#+ ", prose(API), flags=re.MULTILINE)
+    return next(part for part in parts if part.partition("\n")[0].replace("`", "") == heading)
+
+
 def rows(heading: str) -> set[str]:
     """First cells, without backticks, of the table under a heading of the API page."""
-    parts = re.split(r"^#+ ", prose(API), flags=re.MULTILINE)
-    table = next(part for part in parts if part.partition("\n")[0].replace("`", "") == heading)
-    return {match[1] for match in re.finditer(r"^\| `([\w.]+)", table, re.MULTILINE)}
+    return {match[1] for match in re.finditer(r"^\| `([\w.]+)", section(heading), re.MULTILINE)}
 
 
 def test_every_public_name_is_documented() -> None:
@@ -219,6 +223,20 @@ def test_every_argument_is_documented(function: Any) -> None:
     parameters = inspect.signature(function).parameters.values()
     arguments = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}  # what has no name of its own is refused
     assert rows(function.__name__) == arguments
+
+
+@pytest.mark.parametrize("name", ["DGC", "MIPD", "OkTopk", "RandomK", "ScaleCom", "SlimDP"])
+def test_what_other_policies_take_is_documented(name: str) -> None:
+    """What all take stands before the table; their rows have the rest, and defaults that are not IWP's."""
+    before, _, table = section("Other policies").partition("| function |")
+    row = next(line for line in table.splitlines() if line.startswith(f"| `{name}`"))
+    more, other = row.split("|")[2:4]
+    common = set(re.findall(r"`(\w+)`", before.partition("The others take")[2])) - {"IWP"}
+    parameters = inspect.signature(getattr(rp, name)).parameters
+    assert common | set(re.findall(r"`(\w+)`", more)) == set(parameters)
+    usual = inspect.signature(rp.IWP).parameters
+    differing = {p: str(v.default) for p, v in parameters.items() if p in usual and v.default != usual[p].default}
+    assert dict(re.findall(r"`(\w+)` `?\"?([\w.]+)", other)) == differing
 
 
 def test_every_method_is_documented() -> None:

@@ -550,13 +550,16 @@ def test_several_backward_passes_per_step_add_up() -> None:
     rp.simulate(2, rank, timeout=60)
 
 
-def test_only_tables_in_the_wrapper() -> None:
+@pytest.mark.parametrize("explicitly", [False, True])
+def test_only_tables_in_the_wrapper(explicitly: bool) -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         table, reference = sharded(comm), sharded(comm)
         optimizer = rp.DistributedOptimizer(torch.optim.SparseAdam(table.parameters(), lr=0.1), comm=comm)
         plain = torch.optim.SparseAdam(reference.parameters(), lr=0.1)
         for module, stepper in ((table, optimizer), (reference, plain)):
             module(lookups(comm.rank, 0)).sum().backward()
+            if explicitly and stepper is optimizer:
+                optimizer.synchronize()
             stepper.step()
         assert torch.equal(table.weight, reference.weight)
 

@@ -107,8 +107,9 @@ class Outputs:
         """After the backward pass, before the step of ours."""
         mode = optimizer._mode
         packed = {i for bucket in mode.plan.buckets if bucket.route == "packed" for i in bucket.members}
-        if packed and isinstance(mode, PriorityMode):
-            self._model.refresh()  # its layers take averages over as they come, long after
+        if packed and (isinstance(mode, PriorityMode) or not mode._overlap):
+            # Layers take averages over as they come, long after; what clips by the norm of all has read nothing yet.
+            self._model.refresh()
             return
         for i in packed:
             if i not in self._tensors:

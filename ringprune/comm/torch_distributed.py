@@ -51,7 +51,7 @@ class TorchCommunicator(CheckedCommunicator):
     torch.distributed matches collectives by their order. Without ``process_group`` a new group of all ranks is made,
     so that our collectives cannot be taken for the script's own; all ranks construct it together. It has Gloo where the
     script's has NCCL alone, too: what the host writes and reads waits for nothing that a GPU still has to do. A group
-    that is given is used as it is: give one that nothing else uses (``torch.distributed.new_group(ranks)``).
+    that is given is used as it is: give one that nothing else uses (``dist.new_group(ranks, backend="gloo")``).
 
     Args:
         process_group: a ``torch.distributed.ProcessGroup`` that holds this rank; None is all ranks.

@@ -77,7 +77,7 @@ def check_predictable(policy: Policy) -> None:
         if getattr(policy, slot) != value:
             raise ConfigurationError(
                 f"policy {policy.name!r} with {slot}={getattr(policy, slot)!r} cannot be predicted, only {value!r}: "
-                "measure it with mpi_scripts/replay.py"
+                f"measure it with mpi_scripts/{'bench_embedding.py' if slot == 'rows' else 'replay.py'}"
             )
     if policy.clipping.norm is not None:
         raise ConfigurationError(

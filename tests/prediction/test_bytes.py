@@ -130,7 +130,7 @@ EXPLORING = replace(rp.IWP(0.01, explore=0.3), explore_by="rank")
     ids=lambda policy: policy.name,
 )
 def test_what_cannot_be_predicted_is_refused_by_name(policy: Policy) -> None:
-    with pytest.raises(ConfigurationError, match=f"{policy.name!r} .*cannot be predicted.*replay"):
+    with pytest.raises(ConfigurationError, match=f"{policy.name!r} .*cannot be predicted.*mpi_scripts/"):
         predict(Setting(MODEL, 4, Link(1e9), FREE, BUCKET_BYTES), policy)
 
 
