@@ -79,9 +79,11 @@ def _outside(options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
         with Cluster.temporary(ranks, "unlimited") as cluster:
             for rate in options.rates:
                 print(f"{ranks} hosts at {rate}", file=sys.stderr, flush=True)
-                cluster.rate(slower(rate, options.time_scale))
                 try:
+                    cluster.rate(slower(rate, options.time_scale))
                     rows += _job(cluster, ranks, rate, options)
+                except CannotHere:
+                    raise
                 except ClusterError as error:
                     failures += 1
                     print(f"failed: {ranks} hosts at {rate}: {error}", file=sys.stderr)

@@ -78,7 +78,7 @@ def _in_job(options: argparse.Namespace) -> int:
     with in_job() as job:
         rows, events = inside.rows(options, job)
     if job.rank == 0:
-        if options.json and options.json != "-":
+        if options.json:
             write_rows(rows, options.json)
         else:
             table.show(rows, Console())
@@ -96,9 +96,11 @@ def _outside(options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
         for path in options.profiles:
             for rate in options.rates:
                 print(f"{path.stem} at {rate}, {options.ranks} hosts", file=sys.stderr, flush=True)
-                cluster.rate(slower(rate, options.time_scale))
                 try:
+                    cluster.rate(slower(rate, options.time_scale))
                     rows += _job(cluster, path, rate, options)
+                except CannotHere:
+                    raise
                 except ClusterError as error:
                     failures += 1
                     print(f"failed: {path.stem} at {rate}: {error}", file=sys.stderr)
@@ -164,8 +166,11 @@ def _parsed(arguments: Sequence[str] | None, is_rank: bool) -> argparse.Namespac
             read(path)
     except (BadProfile, ValueError) as error:
         parser.error(str(error))
-    if is_rank and len(options.profiles) * len(options.rates) > 1:
-        parser.error("in a job that is there: one profile and one rate")
+    if len(options.profiles) * len(options.rates) > 1:
+        if is_rank:
+            parser.error("in a job that is there: one profile and one rate")
+        if options.trace or options.plot:
+            parser.error("--trace and --plot are of one profile at one rate: of several the last would be left")
     return options
 
 

@@ -312,17 +312,23 @@ class Mode(ABC):
         return self._inner.param_groups[self.plan.params[param].group]
 
     def initialise(self) -> None:
-        """Create the wrapped optimizer's state by a step on zero gradients that moves no weight."""
+        """Create the wrapped optimizer's state by a step on zero gradients, and without decay, that moves no weight.
+
+        At its learning rate, which some keep in their state (Rprop, ASGD).
+        """
         groups = self._inner.param_groups
-        quiet: list[dict[str, Any]] = [{k: 0.0 for k in ("lr", "weight_decay") if k in group} for group in groups]
-        kept = [{key: group[key] for key in zeros} for group, zeros in zip(groups, quiet, strict=True)]
-        for group, zeros in zip(groups, quiet, strict=True):
-            group.update(zeros)
+        decays = [group.get("weight_decay") for group in groups]
+        weights = [(param, param.detach().clone()) for group in groups for param in group["params"]]
+        for group, decay in zip(groups, decays, strict=True):
+            group.update({} if decay is None else {"weight_decay": 0.0})
         try:
             self._inner.step()
         finally:
-            for group, values in zip(groups, kept, strict=True):
-                group.update(values)
+            for group, decay in zip(groups, decays, strict=True):
+                group.update({} if decay is None else {"weight_decay": decay})
+            with torch.no_grad():
+                for param, weight in weights:
+                    param.copy_(weight)
 
     def idle(self, call: str) -> None:
         """Check that no exchange is under way.

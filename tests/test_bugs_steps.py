@@ -275,3 +275,32 @@ def test_averages_that_were_thrown_away_are_no_step(policy: rp.Policy, clear: An
 
     first, second = rp.simulate(2, rank, timeout=60)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("name", ["Rprop", "ASGD", "SGD", "AdamW", "Adagrad"])
+def test_state_that_is_made_for_a_broadcast_knows_the_learning_rate(name: str) -> None:
+    """Rprop went on with steps of 1e-6, and ASGD's first moved nothing: the step that makes it was one of rate 0."""
+
+    def make(params: Any) -> torch.optim.Optimizer:
+        made: torch.optim.Optimizer = getattr(torch.optim, name)(params, lr=0.01)
+        return made
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model, other = make_model(), make_model()
+        inner, plain = make(model.parameters()), make(other.parameters())
+        optimizer = rp.DistributedOptimizer(inner, model.named_parameters(), policy=rp.Dense(), comm=comm)
+        before = [param.detach().clone() for param in model.parameters()]
+        for param in (*model.parameters(), *other.parameters()):
+            param.grad = torch.zeros_like(param)
+        assert optimizer._mode is not None
+        optimizer._mode.initialise()  # as hvd.broadcast_optimizer_state has it made
+        plain.step()
+        assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+        for one, expected in zip(model.parameters(), other.parameters(), strict=True):
+            made, wanted = inner.state[one], plain.state[expected]
+            assert made.keys() == wanted.keys()
+            for key, value in wanted.items():
+                if isinstance(value, Tensor) and key != "ax":  # ASGD's mean of the weights, which the plain step decays
+                    assert torch.equal(made[key], value)
+
+    rp.simulate(1, rank)

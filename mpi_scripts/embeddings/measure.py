@@ -12,7 +12,7 @@ from typing import Any
 from exchanges import interfaces, processors
 from exchanges.job import Job
 from exchanges.processors import Busy
-from exchanges.rows import facts
+from exchanges.rows import facts, foreign_cores, sent_per_rank
 
 from embeddings.methods import HOROVOD, Method, named
 from embeddings.words import Size, batches
@@ -32,6 +32,7 @@ class _Seen:
     unique: float
     busy: Busy
     host: str
+    machine: str
 
 
 def rows(options: argparse.Namespace, size: Size, job: Job) -> list[dict[str, Any]]:
@@ -68,7 +69,7 @@ def _train(job: Job, method: Method, size: Size, options: argparse.Namespace, se
         sent = {name: (count - before.get(name, 0)) / options.steps for name, count in after.items()}
         used = None if ours is None or counted is None else (ours - counted) / options.steps
         unique = sum(len(batch.unique()) for batch in given) / options.steps
-        return job.gather(_Seen(seconds, sent, used, unique, busy, interfaces.host()))
+        return job.gather(_Seen(seconds, sent, used, unique, busy, interfaces.host(), processors.machine()))
     finally:
         trained.close()
 
@@ -87,13 +88,9 @@ def _row(
     counted = [one.counted for seen in rounds for one in seen]
     gathered = (ranks - 1) * size.tokens * (ENTRY * size.dim + INDEX)
     own = None if None in counted else _mean([n for n in counted if n is not None])
-    several = len({one.host for one in rounds[0]}) > 1
-    nic = [sum(n for name, n in one.transmitted.items() if (name == "lo") != several) for s in rounds for one in s]
-    foreign = [
-        max(0.0, _mean([one.busy.machine or 0.0 for one in s]) - sum(one.busy.own for one in s))
-        / max(one.busy.wall for one in s)
-        for s in rounds
-    ]
+    nic = [sent_per_rank([(one.host, one.transmitted) for one in s]) for s in rounds]
+    told = [foreign_cores((one.machine, one.busy) for one in s) for s in rounds]
+    foreign = [cores for cores in told if cores is not None]
     return {
         "method": name,
         "seconds": median(each),
@@ -109,7 +106,7 @@ def _row(
         "horovod_table_bytes": gathered,
         "table_ratio": gathered / own if own else None,
         "nic_bytes_per_rank": _mean(nic),
-        "foreign_cores": median(foreign),
+        "foreign_cores": median(foreign) if foreign else None,
     }
 
 

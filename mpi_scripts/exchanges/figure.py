@@ -44,6 +44,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 def _against_rate(axes: Any, rows: Sequence[Row]) -> None:
     rows = [row for row in rows if row["seconds"] is not None]
+    if not rows:
+        return  # only bytes of this model are known
     ranks = max(row["ranks"] for row in rows)
     rows = [row for row in rows if row["ranks"] == ranks]
     rates = sorted({row["rate"] for row in rows}, key=_speed)

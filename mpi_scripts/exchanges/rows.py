@@ -18,7 +18,17 @@ from exchanges.measure import Seen, Step
 from exchanges.processors import Busy
 from ringprune.bench import machine
 
-__all__ = ["AS_IT_IS", "KEYS", "Row", "bits_per_second", "facts", "floor_seconds", "foreign_cores", "row_of"]
+__all__ = [
+    "AS_IT_IS",
+    "KEYS",
+    "Row",
+    "bits_per_second",
+    "facts",
+    "floor_seconds",
+    "foreign_cores",
+    "row_of",
+    "sent_per_rank",
+]
 
 Row = dict[str, Any]
 
@@ -173,6 +183,19 @@ def foreign_cores(ranks: Iterable[tuple[str, Busy]]) -> float | None:
     if any(busy.machine is None for here in ours.values() for busy in here):
         return None
     return max(map(_others, ours.values()))
+
+
+def sent_per_rank(ranks: Sequence[tuple[str, dict[str, float]]]) -> float:
+    """Bytes that hosts have sent, per rank, from each rank's host and what it read of its interfaces.
+
+    Ranks of one host read the same counters. Where there are several hosts what stays inside one does not count.
+    """
+    hosts: dict[str, float] = {}
+    several = len({host for host, _ in ranks}) > 1
+    for host, transmitted in ranks:
+        sent = sum(n for name, n in transmitted.items() if (name == LOOPBACK) != several)
+        hosts[host] = max(hosts.get(host, 0.0), sent)
+    return sum(hosts.values()) / len(ranks)
 
 
 def _others(ranks: Sequence[Busy]) -> float:

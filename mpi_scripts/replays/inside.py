@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from exchanges.job import Job
-from exchanges.rows import facts, foreign_cores
+from exchanges.rows import facts, foreign_cores, sent_per_rank
 
 from replays.measure import Seen, Sizes, replay
 from replays.methods import ALONE, AUTO, HOROVOD, Method, named
@@ -71,12 +71,7 @@ def add(timing: Timing, seen: Sequence[Seen], bare: Sequence[Seen], scale: float
     timing.auto.extend([seen[0].auto] if seen[0].auto else [])
     if bare:
         timing.communication.append(_slowest(bare) / scale)
-    hosts: dict[str, float] = {}
-    several = len({one.host for one in seen}) > 1
-    for one in seen:  # ranks of one host read the same counters
-        sent = sum(n for name, n in one.transmitted.items() if (name == "lo") != several)
-        hosts[one.host] = max(hosts.get(one.host, 0.0), sent)
-    timing.transmitted.append(sum(hosts.values()) / len(seen))
+    timing.transmitted.append(sent_per_rank([(one.host, one.transmitted) for one in seen]))
     timing.foreign.append(foreign_cores((one.machine, one.busy) for one in seen))
 
 

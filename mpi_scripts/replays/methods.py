@@ -12,7 +12,7 @@ from exchanges.job import Job
 from torch import Tensor
 
 import ringprune as rp
-from replays.model import Nothing, Waiting
+from replays.model import Nothing, Waiting, still_sgd
 from replays.noting import Noting
 from ringprune.errors import ConfigurationError
 from ringprune.priority_mode import PriorityMode
@@ -102,6 +102,7 @@ class Outputs:
         self._model = model
         self._tensors: dict[int, Tensor] = {}
         self._mode: Any = None
+        self._overwritten = False
 
     def give(self, optimizer: Any) -> None:
         """After the backward pass, before the step of ours."""
@@ -111,7 +112,8 @@ class Outputs:
             # Layers take averages over as they come, long after; what clips by the norm of all has read nothing yet.
             self._model.refresh()
             return
-        for i in packed:
+        self._overwritten = bool(packed) and mode.timeline is not None  # nothing is read before the step then
+        for i in packed if not self._overwritten else ():
             if i not in self._tensors:
                 self._tensors[i] = torch.empty_like(mode.params[i])
             # Not .grad: another tensor there is a change of the gradient. It was read in the backward pass.
@@ -119,7 +121,7 @@ class Outputs:
 
     def renew(self, optimizer: Any) -> None:
         """After the step of ours: with another exchange than before, gradients are again those of this rank."""
-        if self._mode is not None and optimizer._mode is not self._mode:
+        if self._overwritten or (self._mode is not None and optimizer._mode is not self._mode):
             self._model.write()
         self._mode = optimizer._mode
 
@@ -175,7 +177,7 @@ def _ringprune(policy: rp.Policy | rp.Auto) -> Callable[[Job, Waiting, str], Rep
             job.join_torch()
         comm = Noting(rp.connect(communicator), model.note)
         optimizer = rp.DistributedOptimizer(
-            Nothing(model.parameters()), model.named_parameters(), policy=policy, comm=comm, model=model
+            still_sgd(model.parameters()), model.named_parameters(), policy=policy, comm=comm, model=model
         )
 
         def close() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ringprune.profiles.format import Layer, Profile
 
-__all__ = ["Event", "Nothing", "Waiting"]
+__all__ = ["Event", "Nothing", "Waiting", "still_sgd"]
 
 Event = tuple[str, str, float, float]
 """What was done (``"forward"``, ``"backward"``, ``"network"``), in which layer or message, when it began and ended."""
@@ -147,3 +147,13 @@ class Nothing(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:
         """Nothing."""
+
+
+def still_sgd(params: Any) -> torch.optim.SGD:
+    """SGD with momentum, whose step does nothing: RingPrune takes its momentum over, and velocities with it.
+
+    A class of our own it would not know.
+    """
+    optimizer = torch.optim.SGD(params, lr=0.1, momentum=0.9)
+    optimizer.step = lambda closure=None: None  # type: ignore[method-assign]
+    return optimizer

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import replay
+import torch
 from emulated_cluster import why_not_here
 from exchanges.processors import Busy
 from replays import timeline
 from replays.inside import add
 from replays.measure import Seen
 from replays.methods import Outputs, Wrapped, named, policy_of
-from replays.model import Nothing, Waiting
+from replays.model import Nothing, Waiting, still_sgd
 from replays.rows import Timing, row_of
 
 import ringprune as rp
@@ -151,6 +152,26 @@ def test_policies_may_be_scheduled() -> None:
     assert (policy.density.target, policy.schedule) == (0.02, rp.LayerPriority())
     with pytest.raises(ValueError, match="did you mean horovod"):
         named(["horovd"])
+
+
+def test_momentum_is_corrected_as_in_training() -> None:
+    """An optimizer of our own has none that RingPrune knows: what was replayed read and wrote no velocity."""
+
+    def rank(comm: Communicator) -> tuple[set[str], bool]:
+        model = Waiting(PROFILE, 0.0, comm.rank)
+        before = [param.detach().clone() for param in model.parameters()]
+        optimizer = rp.DistributedOptimizer(
+            still_sgd(model.parameters()), model.named_parameters(), policy=rp.IWP(0.02), comm=comm
+        )
+        for _ in range(2):
+            model().backward()
+            optimizer.step()
+        kept = {kind for kinds in optimizer.state_dict()["ringprune"]["parameters"].values() for kind in kinds}
+        return kept, all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+    kept, still = rp.simulate(2, rank, timeout=60)[0]
+    assert {"residual", "velocity"} <= kept
+    assert still
 
 
 def test_auto_has_something_to_choose_from() -> None:
