@@ -152,7 +152,9 @@ class _ListMethods(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *rest: object) -> None:
         about = {name: method.about for name, method in METHODS.items()}
-        about[f"{OURS}POLICY"] = f"any other policy that needs no model: {', '.join(POLICIES)}"
+        made = {name: make() for name, make in POLICIES.items()}
+        without_model = [name for name, policy in made.items() if policy.schedule is None and policy.rows is None]
+        about[f"{OURS}POLICY"] = f"any policy that needs no model: {', '.join(without_model)}"
         width = max(map(len, about))
         print("\n".join(f"{name:{width}}  {what}" for name, what in about.items()))
         parser.exit()
