@@ -153,7 +153,7 @@ def _parsed(arguments: Sequence[str] | None, is_rank: bool) -> argparse.Namespac
     add("--communicator", choices=COMMUNICATORS, default="horovod", help="of RingPrune's methods; horovod")
     add("--rounds", type=at_least(1), default=3, metavar="N", help="each replays all methods in turn; 3")
     add("--iterations", type=at_least(1), default=4, metavar="N", help="iterations that are timed in each; 4")
-    add("--warmup", type=at_least(1), default=2, metavar="N", help="iterations before them; 2")
+    add("--warmup", type=at_least(1), default=5, metavar="N", help="iterations before them, until thresholds settle; 5")
     add("--brief", action="store_true", help="leave out exchanges with nothing else to do: network, bound, overlap")
     add("--time-limit", type=above_zero, default=900.0, metavar="S", help="seconds for each job; 900")
     add("--json", type=target, metavar="FILE", help="write the rows for programs; - is standard output")

@@ -22,7 +22,7 @@ class Sizes:
     """How much is replayed.
 
     Attributes:
-        warmup: iterations that are not timed; the first teaches the gates of a schedule.
+        warmup: iterations that are not timed; the first teaches the gates of a schedule, in some thresholds settle.
         iterations: those that are.
     """
 

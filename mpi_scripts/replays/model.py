@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
+from random import Random
 from typing import Any
 
 import torch
@@ -20,6 +21,10 @@ MATRIX = 2048
 
 DRAWN = 1 << 20
 """Random numbers that weights and gradients are made of, again and again: more would take minutes to draw."""
+
+SPARE, LINE = 1 << 16, 16
+"""Gradients begin elsewhere in their numbers at every step, up to so many entries on, at the beginning of a cache line:
+so they change from step to step, as a batch's do, and nothing is written."""
 
 Note = Callable[[Event], None]
 
@@ -55,31 +60,34 @@ class WaitingLayer(nn.Module):
         scale: what its times are multiplied by.
         note: told what was done, and when.
         drawn: what weights and gradients are made of, the same and another on every rank.
+        places: chooses where in them gradients begin.
 
     Attributes:
         refreshed: gradients are written anew at every step, for who has overwritten them.
     """
 
-    def __init__(self, layer: Layer, scale: float, note: Note, drawn: tuple[Tensor, Tensor]) -> None:
+    def __init__(self, layer: Layer, scale: float, note: Note, drawn: tuple[Tensor, Tensor], places: Random) -> None:
         super().__init__()
-        self.refreshed, (weights, self._drawn) = False, drawn
+        self.refreshed, (weights, self._drawn), self._places = False, drawn, places
         self.name, self._note = layer.name, note
         self.forward_seconds, self.backward_seconds = 1e-3 * scale * layer.forward_ms, 1e-3 * scale * layer.backward_ms
         shapes = [(1, numel) if numel >= MATRIX else (numel,) for numel in layer.parameters]
         self.tensors = nn.ParameterList(nn.Parameter(_fill(torch.empty(shape), weights)) for shape in shapes)
-        self._ready = [Memory(shape) for shape in shapes]
+        self._spare = [min(SPARE, numel) for numel in layer.parameters]
+        self._ready = [Memory(shape, spare) for shape, spare in zip(shapes, self._spare, strict=True)]
         self.write()
 
     def gradients(self) -> list[Tensor]:
-        """New tensors: torch takes them for its own, without a copy."""
+        """New tensors, of other values than those before: torch takes them for its own, without a copy."""
         if self.refreshed:
             self.write()
-        return [ready.tensor() for ready in self._ready]
+        starts = [LINE * self._places.randint(0, spare // LINE) for spare in self._spare]
+        return [ready.tensor(start) for ready, start in zip(self._ready, starts, strict=True)]
 
     def write(self) -> None:
         """Gradients as they were drawn."""
         for ready in self._ready:
-            _fill(ready.tensor(), self._drawn)
+            _fill(ready.all(), self._drawn)
 
     def forward(self, x: Tensor) -> Tensor:
         """Wait, and give on what came."""
@@ -111,7 +119,8 @@ class Waiting(nn.Module):
         self.events: list[Event] = []
         weights, gradients = (torch.Generator().manual_seed(seed) for seed in (0, 1 + rank))
         drawn = 0.05 * torch.randn(DRAWN, generator=weights), torch.randn(DRAWN, generator=gradients)
-        self.layers = nn.Sequential(*(WaitingLayer(layer, scale, self.note, drawn) for layer in profile.layers))
+        places = Random(rank)
+        self.layers = nn.Sequential(*(WaitingLayer(layer, scale, self.note, drawn, places) for layer in profile.layers))
         self.register_buffer("start", torch.ones(1))
 
     def forward(self) -> Tensor:

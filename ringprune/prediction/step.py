@@ -130,7 +130,6 @@ class _Run:
         self._now = 0.0
         self._held = 0.0  # seconds that messages have stood still: the network's own clock is behind by so much
         self._free = 0.0  # by that clock, when it has carried all that was sent
-        self._spare = 0.0  # seconds in which this rank left its processor to those that it shares it with
         self._done = [0] * len(works)  # turns made
         self._until = [0.0] * (len(works) + 1)  # likewise, of the message under way; the last is the verdict's
         self._turns: deque[int] = deque()
@@ -198,19 +197,13 @@ class _Run:
         return self._done[index] < len(turns)
 
     def _compute(self, seconds: float) -> None:
-        # Threads that move messages need the processor; of MPI's, which stand still, there are none.
-        moving = 0.0 if self._setting.asked else max(0.0, self._free + self._held - self._now)
-        self._spare += max(0.0, seconds - moving)
+        # Threads that move messages go on meanwhile; MPI has none, its messages stand still.
         self._pass(seconds, held=self._setting.asked)
 
     def _spend(self, seconds: float) -> None:
-        speeds = self._setting.speeds
-        # Ranks that wait for one another come out of step: for what others do while this one computes it need not wait.
-        spared = min(self._spare, seconds * (1 - 1 / max(speeds.shared, 1.0)))
-        self._spare -= spared
         # Where ranks share processors, the threads that move messages wait for one as well.
-        self._pass(seconds - spared, held=self._setting.asked or speeds.shared >= SHARED)
-        self.busy += seconds - spared
+        self._pass(seconds, held=self._setting.asked or self._setting.speeds.shared >= SHARED)
+        self.busy += seconds
 
     def _pass(self, seconds: float, *, held: bool) -> None:
         self._now += seconds
