@@ -37,6 +37,7 @@ class Checkpoint:
             return
         state = {name: part.state_dict() for name, part in self.parts.items()}
         state |= {"step": step, "run": self.run, "random": torch.get_rng_state()}
+        state |= {"random_on_gpus": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         fresh = self.file.with_name(self.file.name + ".new")
         torch.save(state, fresh)
@@ -62,6 +63,8 @@ class Checkpoint:
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
         torch.set_rng_state(state["random"])
+        if len(state["random_on_gpus"]) == torch.cuda.device_count():  # else it was another machine
+            torch.cuda.set_rng_state_all(state["random_on_gpus"])
         return int(state["step"])
 
     def _objection(self, state: dict[str, Any] | None) -> str | None:

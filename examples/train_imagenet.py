@@ -84,8 +84,9 @@ def share_of(held_out: Files, device: torch.device, size: int) -> Batches:
     def load(start: int) -> Tensor:
         return torch.stack([centre_view(path, size) for path in paths[start : start + 64]])
 
-    for images, wanted in zip(prefetch(load, range(0, len(paths), 64)), labels.split(64), strict=True):
-        yield images.to(device), wanted.to(device)
+    starts = range(0, len(paths), 64)  # none, where there are fewer images than ranks
+    for start, images in zip(starts, prefetch(load, starts), strict=True):
+        yield images.to(device), labels[start : start + 64].to(device)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,9 @@ from ringprune.whole_file import write_json
 __all__ = ["Finding", "add_command", "examine", "is_ready", "show"]
 
 SECONDS = 60
+FOLDER = Path(__file__).resolve().parents[1]
+"""Of the package that is examined: a process started in another copy's source folder would find that one first."""
+
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps .   (in RingPrune's source folder)"
 INSTALL_TORCH = "pip install torch"
 INSTALL_HOROVOD = "mpi_scripts/environment/install_horovod.sh   (in RingPrune's source folder; plain pip fails)"
@@ -151,7 +154,8 @@ def _run(options: argparse.Namespace) -> int:
 
 def _ask(code: str) -> dict[str, Any]:
     """What the probe ``code`` prints, or ``{"trouble": reason}``."""
-    command, variables = [sys.executable, "-c", code], _outside_of_jobs(os.environ)
+    here = f"import sys; sys.path[0] = {str(FOLDER)!r}\n"
+    command, variables = [sys.executable, "-c", here + code], _outside_of_jobs(os.environ)
     try:
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
@@ -227,7 +231,7 @@ def _native(answer: dict[str, Any], torch: dict[str, Any]) -> list[Finding]:
     if "trouble" in answer:
         return [Finding("native CPU", False, answer["trouble"], REBUILD)]
     has_cpu, has_cuda = answer["backend"] != "reference", answer["backend"] == "native+cuda"
-    build = answer["build"] or "not in use: operations run in torch, slowly"
+    build = answer["build"] or f"not in {FOLDER / 'ringprune'}: operations run in torch, slowly"
     if os.environ.get("RINGPRUNE_NATIVE") == "off":
         return [Finding("native CPU", False, "left alone: RINGPRUNE_NATIVE=off is set", "unset RINGPRUNE_NATIVE")]
     cpu = Finding("native CPU", has_cpu, build, "" if has_cpu else REBUILD)

@@ -238,6 +238,7 @@ class ShardedEmbedding(nn.Module):
     # -- nn.Module ----------------------------------------------------------------------------------------------------
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)  # what a subclass has besides
         destination[prefix + "weight"] = self.gathered()
 
     def _load_from_state_dict(
@@ -252,15 +253,13 @@ class ShardedEmbedding(nn.Module):
     ) -> None:
         """Take this rank's rows of the table in a checkpoint, of however many ranks."""
         key, shape = prefix + "weight", (self.num_embeddings, self.embedding_dim)
-        if strict:
-            unexpected_keys += [other for other in state_dict if other.startswith(prefix) and other != key]
-        found = state_dict.get(key)
-        if found is None:
-            missing_keys.append(key)
-        elif tuple(found.shape) != shape:
+        own, found = dict(state_dict), state_dict.get(key)
+        if found is not None and tuple(found.shape) == shape:
+            own[key] = self.share_of(found)
+        elif found is not None:
+            own[key] = self.weight.detach()
             error_msgs.append(f"{key} has shape {list(found.shape)} in the checkpoint, the table here {list(shape)}")
-        else:
-            self._take(found)
+        super()._load_from_state_dict(own, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
 
     def extra_repr(self) -> str:
         """For ``repr``."""

@@ -134,7 +134,8 @@ class GradientMode(Mode):
             Whether the step is to be made; False where all ranks skip it. Nothing of a skipped step is kept.
 
         Raises:
-            NonFiniteGradientError, UsageError: on all ranks together; nothing of the step is kept.
+            NonFiniteGradientError, UsageError: on all ranks together; nothing of the step is kept. Where averages are
+                beyond float16, nothing is left either of what was kept back until then, and sent.
         """
         if self.timeline is not None:
             self.timeline.exchange()
@@ -154,6 +155,10 @@ class GradientMode(Mode):
                 self._verdict.raise_or_skip()
                 self.metrics.skipped_steps += 1
                 self._overflow()
+        except RingPruneError:
+            if self.timeline is not None:
+                self.timeline.again()
+            raise
         finally:
             self._verdict.clear()
         if self.timeline is not None:

@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from ringprune.arguments import DENSE_ONLY
 from ringprune.comm.communicator import Communicator
-from ringprune.embedding import embedding_of
+from ringprune.embedding import ShardedEmbedding, embedding_of
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.gradient_mode import GradientMode
 from ringprune.mode import Parts
@@ -134,9 +134,10 @@ def check_schedule(
             f"{what}, and {len(strangers)} parameters are not in model=: {', '.join(map(repr, strangers[:5]))}; their "
             "use could not be waited for. Give the module that holds them all"
         )
-    embeddings = [name for name, param, _ in named if embedding_of(param) is not None]
+    # Also one that another optimizer steps on: its pushes would wait for a rank that waits here for the step before.
+    embedded = any(isinstance(module, ShardedEmbedding) for module in model.modules())
     for name, why in _REASONS.items():
-        if embeddings if name == "a ShardedEmbedding" else given[name]:
+        if embedded if name == "a ShardedEmbedding" else given[name]:
             raise ConfigurationError(f"{what}, which {name} cannot go with: {why}")
 
 
@@ -185,15 +186,17 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
 
 
 def _check_halves(parts: Parts) -> None:
-    """Averages of what was kept back may be beyond float16, and the first layers step before the last are known."""
+    """What has added up may be beyond float16, and the first layers step before the last sums are known."""
     plan, sliced = parts.plan, parts.sliced
     assert sliced is not None
-    buckets = [b for b in plan.buckets if b.route == "packed" or not parts.policy.dense_as_is]
+    averages = parts.settings.mean.average  # of gradients that are finite these are, if nothing was kept back
+    buckets = [b for b in plan.buckets if b.route == "packed" or not (parts.policy.dense_as_is and averages)]
     kept = [sliced.params[i] for i in sorted({i for bucket in buckets for i in sliced.members(bucket)})]
     halves = [spec.name for spec in kept if spec.dtype == torch.float16]
     if halves:
+        does = "keeps back a part" if averages else "sends sums"
         raise ConfigurationError(
-            f"policy {parts.policy.name!r} schedules the forward pass and keeps back a part of {len(halves)} float16 "
+            f"policy {parts.policy.name!r} schedules the forward pass and {does} of {len(halves)} float16 "
             f"parameters, such as {halves[0]!r}: what has added up may be too large for them when layers have made "
             "their steps already. Keep the parameters in float32, under torch.autocast, or in bfloat16"
         )

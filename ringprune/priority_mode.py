@@ -123,10 +123,6 @@ class PriorityMode(GradientMode):
         self._unfinished = set(range(len(self.plan.buckets)))
         self._left = Counter({i: len(buckets) for i, buckets in enumerate(self._buckets_of)})
 
-    def _bucket_full(self, index: int) -> None:
-        if self._overlap:
-            self._start(index, None)
-
     def _start(self, index: int, factors: Sequence[float] | None) -> None:
         """This rank's own part of a bucket; the driver takes it further."""
         self._open_step()
@@ -167,7 +163,8 @@ class PriorityMode(GradientMode):
         self._open_step()
         self._raise_failure()
         self._look_for_early_use()
-        for index in self.backward.remaining() if self._overlap else range(len(self.plan.buckets)):
+        held, self._held = self._held, []
+        for index in [*held, *self.backward.remaining()] if self._overlap else range(len(self.plan.buckets)):
             self._start(index, None)
         self._note_changes()
         with self._driver as dispatch:
@@ -190,6 +187,7 @@ class PriorityMode(GradientMode):
         """What was found about the step before; nothing is kept of the backward pass since."""
         error, self._failed = self._failed, None
         if error is not None:
+            self._held = []
             self.backward.reset()
             for param in self.params:
                 param.grad = None

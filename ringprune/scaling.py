@@ -32,8 +32,8 @@ def check_halves(averages: Iterable[tuple[str, Tensor]]) -> None:
         if count:
             raise NonFiniteGradientError(
                 f"the average of {name!r} is beyond float16 in {count} of {average.numel()} entries, though every "
-                "rank's gradient was finite: what was kept back has added up. The step was not made; keep the "
-                "parameters in float32, under torch.autocast, or send more of them"
+                "rank's gradient was finite: what was kept back has added up. The step was not made, and what was sent "
+                "is gone; keep the parameters in float32, under torch.autocast, or send more of them"
             )
 
 

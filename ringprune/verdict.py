@@ -116,6 +116,7 @@ class Verdict:
         if not self._ranks_with_gradient:
             raise UsageError(
                 "step() or synchronize() before backward(): no parameter has received a gradient since the last one"
+                + (f". {late}" if late else "")
             )
         if self._raise or always:
             then = late or (_LOST if always else _NOT_MADE)

@@ -128,6 +128,17 @@ def test_a_library_that_is_not_in_use_is_told(monkeypatch: pytest.MonkeyPatch) -
     assert "pip install" in found.mend
 
 
+def test_a_probe_looks_at_the_package_that_asks_wherever_it_is_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """In the source folder of an installed copy it found the sources, and that these had no native library."""
+    (tmp_path / "ringprune").mkdir()
+    (tmp_path / "ringprune" / "__init__.py").write_text("raise ImportError('another copy')")
+    monkeypatch.chdir(tmp_path)
+    found = doctor._ask("import json, ringprune; print(json.dumps({'at': ringprune.__file__}))")
+    assert found == {"at": str(Path(doctor.__file__).with_name("__init__.py"))}
+
+
 def test_a_launcher_that_is_not_on_the_path_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))

@@ -451,6 +451,33 @@ def test_a_run_that_goes_on_ends_where_one_that_did_not_stop_does(make: Any) -> 
     rp.simulate(3, rank, timeout=20)
 
 
+def test_what_a_class_made_of_it_has_besides_is_saved_too() -> None:
+    """Parameters and buffers of such a class were left out in silence, and those of its modules were unexpected."""
+
+    class Scaled(rp.ShardedEmbedding):
+        def __init__(self, *sizes: int, **options: Any) -> None:
+            super().__init__(*sizes, **options)
+            self.norm = nn.LayerNorm(DIM)
+            self.scale = nn.Parameter(torch.ones(1))
+            self.register_buffer("seen", torch.zeros(1))
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        a, b = (Scaled(ROWS, DIM, comm=comm, seed=seed) for seed in (0, 1))
+        with torch.no_grad():
+            a.scale.fill_(2.0)
+            a.norm.weight.fill_(3.0)
+            a.seen.fill_(4.0)
+        saved = a.state_dict()
+        assert saved["weight"].shape == (ROWS, DIM)
+        b.load_state_dict(saved)
+        assert torch.equal(a.weight, b.weight)
+        assert (b.scale.item(), b.norm.weight[0].item(), b.seen.item()) == (2.0, 3.0, 4.0)
+        with pytest.raises(RuntimeError, match=r"Missing key.*scale"):
+            b.load_state_dict({name: tensor for name, tensor in saved.items() if name != "scale"})
+
+    rp.simulate(3, rank)
+
+
 def test_tables_that_do_not_fit_are_refused() -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         table = sharded(comm)
@@ -730,6 +757,28 @@ def test_a_schedule_with_a_sharded_embedding_is_refused_with_the_reason() -> Non
             )
 
     rp.simulate(2, rank)
+
+
+def test_nor_does_it_go_with_one_that_another_optimizer_steps_on() -> None:
+    """A rank without a batch waited in its push for another one, which waited in backward for that rank's exchange."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = Words(sharded(comm))
+        with pytest.raises(rp.ConfigurationError, match=r"a ShardedEmbedding cannot go with.*pulls rows"):
+            rp.DistributedOptimizer(SPARSE["sgd"](model.layer.parameters()), policy="p3", comm=comm, model=model)
+        # Where the table is told nowhere, the first exchange waits for the end of the backward pass all the same.
+        optimizer = rp.DistributedOptimizer(
+            SPARSE["sgd"](model.layer.parameters()), policy="p3", comm=comm, model=model.layer
+        )
+        if comm.rank == 1:
+            model.table(torch.empty(0, dtype=torch.int64)).sum().backward()
+        else:
+            model(lookups(comm.rank, 0)).sum().backward()
+        optimizer.step()
+        optimizer.synchronize()
+        optimizer.close()
+
+    rp.simulate(2, rank, timeout=20)
 
 
 def test_broadcast_parameters_leaves_each_rank_its_rows() -> None:

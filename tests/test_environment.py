@@ -130,6 +130,41 @@ def test_choices_are_checked_and_remembered(monkeypatch: pytest.MonkeyPatch, tmp
         checkout.read_choices({"MPI": "mpich"})
 
 
+def test_choices_of_a_set_up_that_stopped_are_remembered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A build for MPI=system that had failed said to try again with JOBS=1, and the next one took the wheel."""
+    checkout, set_up = load(monkeypatch, "checkout"), load(monkeypatch, "set_up")
+    monkeypatch.setattr(checkout, "CHOSEN", tmp_path / "choices.json")
+    for name in ("VENV", "CACHE", "LOGS", "ROOT"):
+        monkeypatch.setattr(set_up, name, tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def stops(*_: object, **__: object) -> None:
+        raise SystemExit("a compiler was killed")
+
+    monkeypatch.setattr(set_up, "run_steps", stops)
+    monkeypatch.setattr(set_up, "_steps", lambda choices: [])
+    monkeypatch.setenv("TORCH", "cpu")
+    with pytest.raises(SystemExit):
+        set_up.main()
+    monkeypatch.delenv("TORCH")
+    assert checkout.read_choices({})["TORCH"] == "cpu"
+
+
+def test_open_mpis_place_is_told_in_a_venv_of_another_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It was looked for where the Python that ran the set-up would have it: "No such file", at every run."""
+    mpi_choice = load(monkeypatch, "mpi_choice")
+    monkeypatch.setattr(mpi_choice, "VENV", tmp_path)
+    packages = tmp_path / "lib" / "python3.99" / "site-packages"
+    packages.mkdir(parents=True)
+    log = SimpleNamespace(call=lambda *_: None)
+    mpi_choice.install(log, {"MPI": "wheel"})
+    assert "OPAL_PREFIX" in (packages / mpi_choice.PLACE).read_text()
+    assert mpi_choice.facts({"MPI": "wheel"})[-1] is True
+    monkeypatch.setattr(mpi_choice, "site", Path)
+    mpi_choice.install(log, {"MPI": "system"})
+    assert not (packages / mpi_choice.PLACE).exists()
+
+
 def test_every_package_we_name_is_pinned() -> None:
     pinned = {line.split("==")[0].lower() for line in (PINS + FRAMEWORKS).splitlines() if "==" in line}
     text = (ROOT / "pyproject.toml").read_text()

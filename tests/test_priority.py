@@ -609,6 +609,24 @@ def test_float16_parameters_of_which_something_is_kept_back_are_refused() -> Non
         with pytest.raises(rp.ConfigurationError, match=r"float16 parameters, such as '0\.weight.*torch\.autocast"):
             wrap(model, comm, replace(rp.IWP(0.1, min_numel=1), schedule=rp.LayerPriority()))
         wrap(model, comm, rp.P3()).close()
+        # Sums of finite gradients may be infinite with nothing kept back at all.
+        with pytest.raises(rp.ConfigurationError, match=r"sends sums of 6 float16 parameters"):
+            wrap(model, comm, rp.P3(), op="sum")
+
+    rp.simulate(2, rank, timeout=60)
+
+
+def test_a_step_without_a_backward_pass_is_told_with_what_it_has_done() -> None:
+    """Layers step on its zeros, with momentum and decay: a step without a schedule is not made, and says no more."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm)
+        run(model, optimizer, comm.rank, 1)
+        optimizer.step()
+        with pytest.raises(rp.UsageError, match=r"before backward.*layers have made the step: go back to a checkpoint"):
+            optimizer.synchronize()
+        optimizer.close()
 
     rp.simulate(2, rank, timeout=60)
 

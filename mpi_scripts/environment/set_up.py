@@ -59,8 +59,11 @@ def main() -> None:
         steps = _steps(choices)
         if not all_done(steps, STAMPS):
             _check_machine()
-        run_steps(steps, stamps=STAMPS, logs=LOGS, environment=environment())
-        remember(choices)
+        try:
+            run_steps(steps, stamps=STAMPS, logs=LOGS, environment=environment())
+        finally:  # also of a run that stopped and is to be gone on with
+            if VENV.exists():
+                remember(choices)
 
 
 def _steps(choices: Choices) -> list[Step]:

@@ -63,14 +63,26 @@ def _option(setting: Setting, policy: Policy) -> Option:
     if all(bucket.route == "dense" for bucket in plan.buckets):
         return Option(policy, predict(setting, policy))
     mixture = mix(setting, policy)
-    if mixture.dense in (0, mixture.packed):  # with nothing packed it would be dense by another name
+    # With nothing packed it would be dense by another name; what somebody chose by name is left as it is.
+    if mixture.dense in (0, mixture.packed) or not isinstance(policy.routing, LargeMatrices):
         return Option(policy, predict(setting, policy), 0, mixture.packed)
-    routing = policy.routing
-    assert isinstance(routing, LargeMatrices), "what packs nothing has no packed buckets"
     routed = zip(plan.buckets, mixture.routes, strict=True)
     packed = [plan.params[i].name for bucket, route in routed if route == "packed" for i in bucket.members]
-    chosen = replace(policy, routing=Named(frozenset(packed), routing))
-    return Option(chosen, mixture.prediction, mixture.dense, mixture.packed)
+    return Option(packing(policy, packed), mixture.prediction, mixture.dense, mixture.packed)
+
+
+def packed_of(policy: Policy) -> list[str] | None:
+    """The parameters that are packed, where :func:`packing` has chosen them; None where the policy's routing does."""
+    routing = policy.routing
+    return sorted(routing.names) if isinstance(routing, Named) else None
+
+
+def packing(policy: Policy, names: Iterable[str] | None) -> Policy:
+    """A candidate of which only these parameters are packed; None, or one that chooses by name, leaves it as it is."""
+    routing = policy.routing
+    if names is None or not isinstance(routing, LargeMatrices):
+        return policy
+    return replace(policy, routing=Named(frozenset(names), routing))
 
 
 def choose(

@@ -11,7 +11,7 @@ from typing import Any
 
 from ringprune import arguments
 from ringprune.auto.choice import Auto, names_of
-from ringprune.auto.decision import Option, choose, options, sentence, workload_of
+from ringprune.auto.decision import Option, choose, options, packed_of, packing, sentence, workload_of
 from ringprune.clock import clock_for
 from ringprune.comm.communicator import ASKED
 from ringprune.errors import CheckpointError, RingPruneError
@@ -24,7 +24,6 @@ from ringprune.prediction import CPU, MeasuredLink, Setting, Speeds
 from ringprune.prediction.messages import messages
 from ringprune.probing.collectives import measured_link
 from ringprune.probing.speeds import measured, slowest_of
-from ringprune.routing import LargeMatrices, Named
 from ringprune.timeline import Timeline, Times
 
 __all__ = ["Pilot"]
@@ -37,6 +36,9 @@ TIMED, HELD = (3, 10, 1.0), (3, 5, 0.5)
 
 LEAST_INTERVAL = 200
 """Steps from one measurement to the next, at least."""
+
+PATIENCE = 20
+"""Steps at which a learning rate is 0 that are waited for, before something is left that keeps gradients back."""
 
 HYSTERESIS = 0.1
 """Share by which, once there was a choice, another has to be faster."""
@@ -122,9 +124,7 @@ class Pilot:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint needs to know of the choice."""
-        routing = self._policy.routing
-        packed = sorted(routing.names) if isinstance(routing, Named) else None
-        return {"chosen": self.chosen, "packed": packed, "first": self.mode.exchange.first}
+        return {"chosen": self.chosen, "packed": packed_of(self._policy), "first": self.mode.exchange.first}
 
     def resume(self, state: Mapping[str, Any], load: Callable[[GradientMode], None]) -> GradientMode:
         """Exchange as a checkpoint says, with nothing kept back yet.
@@ -142,9 +142,7 @@ class Pilot:
                 f"the checkpoint was made with candidate {chosen!r} of policy=Auto(); here there are "
                 f"{len(self._policies)}: give Auto the candidates that it had then"
             )
-        policy = self._policies[chosen]
-        if packed is not None and isinstance(policy.routing, LargeMatrices):
-            policy = replace(policy, routing=Named(frozenset(packed), policy.routing))
+        policy = packing(self._policies[chosen], packed)
         before = old, *_ = self.mode, self.chosen, self._policy
         self.mode.metrics.divide_anew(old.exchange.bytes_by_parameter())
         old.backward.close()
@@ -294,7 +292,7 @@ class Pilot:
         self._ratios[self.chosen] = taken / self._options[self.chosen].prediction.seconds
 
     def _decide(self, tried: set[int], settled: int, hysteresis: float) -> int:
-        """Rank 0's choice, on all ranks: no rounding of one rank's processor may part them."""
+        """Rank 0's choice, and what of it is packed, on all ranks: no rounding of one's processor may part them."""
         predicted = [
             math.inf if i in self._refused else option.prediction.seconds for i, option in enumerate(self._options)
         ]
@@ -302,7 +300,10 @@ class Pilot:
         chosen = choose(
             predicted, compute, self._ratios, tried, settled, margin=self._auto.margin, hysteresis=hysteresis
         )
-        return int(self._gather({"chosen": chosen})[0]["chosen"])
+        first = self._gather({"chosen": chosen, "packed": packed_of(self._options[chosen].policy)})[0]
+        chosen = int(first["chosen"])
+        self._options[chosen] = replace(self._options[chosen], policy=packing(self._policies[chosen], first["packed"]))
+        return chosen
 
     @property
     def _interval(self) -> int:
@@ -334,10 +335,7 @@ class Pilot:
         """Exchange otherwise from the next step on; if something is kept back, after a step that sends it all."""
         old, before = self.mode, (self.chosen, self._policy)
         if old.keeps_something():
-            while any(group.get("lr") == 0 for group in self._parts.inner.param_groups):
-                yield  # what is sent at a rate of 0 is lost
-            old.exchange.send_whole()
-            yield
+            yield from self._send_whole(old)
         velocities, failure = old.velocities(), ""
         try:
             old.hand_over(velocities)
@@ -356,6 +354,23 @@ class Pilot:
             self.mode.hand_over({})  # it has made no step
         self._build(*before, old)
         self.mode.take_over()
+
+    def _send_whole(self, old: GradientMode) -> Course:
+        """What is sent at a rate of 0 is lost: wait for another, at all that keeps something back.
+
+        But not for ever: of what trains at 0 for long all gradients are lost anyway.
+        """
+        inner, groups, until = self._parts.inner, old.exchange.groups_kept_back(), self._step + PATIENCE
+
+        def now() -> bool:
+            step = old.exchange.step
+            return step >= until or all(inner.param_groups[i].get("lr") != 0 for i in groups)
+
+        old.exchange.send_whole(now)
+        while True:
+            yield
+            if old.exchange.sends_whole:
+                return
 
     def _plan(self, policy: Policy) -> Plan:
         parts = self._parts

@@ -89,6 +89,7 @@ class Exchange:
         self._error: RingPruneError | None = None
         # Steps of our ring match by their order; with a schedule buckets are waited for in any.
         self._measures = policy.reduction == "auto" and nodes is None and policy.schedule is None
+        self._may_send_whole: Callable[[], bool] | None = None
 
     def begin(self, steps: int = 1) -> None:
         """Open an exchange; the first one also checks that all ranks start from the same weights and step.
@@ -100,6 +101,7 @@ class Exchange:
             RankMismatchError: they do not; on all ranks, naming the first parameter that differs.
         """
         setting, density = self._setting, self._setting.policy.density
+        setting.whole = setting.whole or (self._may_send_whole is not None and self._may_send_whole())
         setting.metrics.begin(density.at(self.step), steady=density.steady(self.step), steps=steps)
         self.check_start()
 
@@ -274,10 +276,23 @@ class Exchange:
             if keeps:
                 lane.flush([outputs[i] for i in lane.bucket.members])
 
-    def send_whole(self) -> None:
-        """From the next exchange on send everything, and as it is: afterwards no residual holds anything."""
+    def send_whole(self, when: Callable[[], bool]) -> None:
+        """Send everything, and as it is, from the next exchange on at whose beginning ``when`` says so, on all ranks.
+
+        Afterwards no residual holds anything.
+        """
         self.forget()
-        self._setting.whole = True
+        self._may_send_whole = when
+
+    @property
+    def sends_whole(self) -> bool:
+        """Whether the exchange that was begun last sends everything."""
+        return self._setting.whole
+
+    def groups_kept_back(self) -> set[int]:
+        """The param groups of which something is kept back."""
+        lanes = zip(self._plan.buckets, self._keeps, strict=True)
+        return {self._plan.params[i].group for bucket, keeps in lanes if keeps for i in bucket.members}
 
     def drop(self) -> None:
         """Let go of all state."""

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from ringprune.plan import Bucket, Route
 from ringprune.policies.policy import Policy
 from ringprune.prediction.link import Network
@@ -80,7 +82,8 @@ def work_of(
         before[0] += each * count
         finish += speeds.merge * count * ranks
     else:
-        code = value_code_of(policy, "values" if packed else "dense", count, ranks)
+        codable = packed or bucket.dtype == torch.float32
+        code = value_code_of(policy, "values" if packed else "dense", count, ranks) if codable else None
         first = len(sent) - (2 if code is not None and policy.reduction != "ring" else 1)
         if selects:
             share = 1 / policy.refresh

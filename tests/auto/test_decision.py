@@ -119,6 +119,15 @@ def test_buckets_that_are_better_sent_whole_are_routed_so() -> None:
     assert mixed.prediction.seconds < predict(setting, rp.IWP(0.01)).seconds
 
 
+def test_a_candidate_that_packs_by_name_is_left_as_it_is() -> None:
+    """An assertion ended training, in the step in which some of its buckets were found to be better sent whole."""
+    model = flat("m", [[(1000, 1000)]] * 8, 0.8, "made up")
+    named = replace(model, specs=tuple(specs_of(*model.shapes)))
+    setting = Setting(named, 4, made_up_link(1.3e8, 4), CPU.times(8), 4_000_000)
+    policy = replace(rp.IWP(0.01), routing=Named(frozenset(f"p{i}" for i in range(8))))
+    assert options(setting, [policy])[0].policy == policy
+
+
 def test_nothing_packed_is_no_candidate_of_its_own() -> None:
     model = flat("m", [[(1000, 1000)]] * 3, 0.8, "made up")
     setting = Setting(model, 4, made_up_link(1e12, 4), CPU, 4_000_000)

@@ -2,8 +2,11 @@
 
 import copy
 import logging
+import threading
 import time
 import weakref
+from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +17,7 @@ from torch import Tensor, nn
 import ringprune as rp
 from ringprune import other_wrappers
 from ringprune.auto import pilot
+from ringprune.auto.decision import packing
 from ringprune.gradient_mode import GradientMode
 from tests.auto.made_up import follow, quick
 from tests.training import OPTIMIZERS, loss_of, make_model, nesterov, run, sgd, train, weights, wrap
@@ -70,6 +74,96 @@ def test_nothing_is_lost_when_candidates_change(monkeypatch: pytest.MonkeyPatch,
     for moved, _, _ in found:
         torch.testing.assert_close(moved, -0.05 / (1 - momentum) * mean, rtol=2e-4, atol=2e-4 * float(mean.abs().max()))
         assert torch.equal(moved, found[0][0])
+
+
+def test_nothing_is_sent_whole_at_a_rate_of_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates were looked at one step before, and a scheduler came in between: the step lost all that was kept back."""
+    follow(monkeypatch, [1, 0])
+
+    def rank(comm: rp.comm.Communicator) -> tuple[list[float], int]:
+        model, rates, left, asked_of = make_model(), [], 0, None
+        optimizer = wrap(model, comm, rp.Auto((rp.Dense(), rp.IWP(0.05))), sgd)
+        at_rest = 0
+        for step in range(60):
+            mode = cast(GradientMode, optimizer._mode)
+            left = max(0, left - 1)
+            if mode is not asked_of and mode.exchange._may_send_whole is not None:
+                left, asked_of = 2, mode  # from now on, as a scheduler makes it after step()
+            at_rest += bool(left)
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0 if left else 0.05
+            run(model, optimizer, comm.rank, 1, start=step)
+            rates += [optimizer.param_groups[0]["lr"]] if mode.exchange.sends_whole else []
+        return rates, at_rest
+
+    rates, at_rest = rp.simulate(2, rank)[0]
+    assert at_rest >= 4
+    assert len(rates) >= 2 and set(rates) == {0.05}
+
+
+def test_a_group_at_rate_0_keeps_no_candidate_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as layers that are to learn later: what was to be left, perhaps a trial, was never left again."""
+    follow(monkeypatch, [1, 0])
+    monkeypatch.setattr(pilot, "PATIENCE", 4)
+
+    def rank(comm: rp.comm.Communicator) -> list[str]:
+        model, chosen = make_model(), []
+        first, *others = model.parameters()
+        inner = torch.optim.SGD([{"params": [first], "lr": 0.0}, {"params": others}], lr=0.05)
+        optimizer = rp.DistributedOptimizer(inner, policy=rp.Auto((rp.Dense(), rp.Dense("bf16"))), comm=comm)
+        for step in range(40):
+            run(model, optimizer, comm.rank, 1, start=step)
+            chosen.append(optimizer.stats()["auto"]["chosen"])
+        return chosen
+
+    chosen = rp.simulate(2, rank)[0]
+    assert sum(before != after for before, after in pairwise(chosen)) >= 4, "to and fro"
+
+
+def test_a_group_that_keeps_nothing_back_may_be_at_rate_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    follow(monkeypatch, [1, 0])
+
+    def rank(comm: rp.comm.Communicator) -> list[str]:
+        model, chosen = make_model(), []
+        named = dict(model.named_parameters())
+        biases = [named.pop(name) for name in list(named) if name.endswith("bias")]
+        inner = torch.optim.SGD([{"params": biases, "lr": 0.0}, {"params": list(named.values())}], lr=0.05)
+        optimizer = rp.DistributedOptimizer(
+            inner, model.named_parameters(), policy=rp.Auto((rp.Dense(), rp.IWP(0.05))), comm=comm
+        )
+        for step in range(20):
+            run(model, optimizer, comm.rank, 1, start=step)
+            chosen.append(optimizer.stats()["auto"]["chosen"])
+        return chosen
+
+    chosen = rp.simulate(2, rank)[0]
+    assert sum(before != after for before, after in pairwise(chosen)) >= 2, "at once, not after twenty steps"
+
+
+def test_all_ranks_pack_what_rank_0_packs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last digit of a logarithm may be another on another processor, and the choice with it."""
+    follow(monkeypatch, [1])
+    find = pilot.options
+
+    def found(setting: Any, policies: Any) -> list[Any]:
+        options = find(setting, policies)
+        name = "0.weight" if threading.current_thread().name == "rank 0" else "2.weight"
+        options[1] = replace(options[1], policy=packing(policies[1], [name]))
+        return options
+
+    monkeypatch.setattr(pilot, "options", found)
+
+    def rank(comm: rp.comm.Communicator) -> tuple[str, torch.Tensor, float]:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.Auto((rp.Dense(), rp.IWP(0.05))), bucket_bytes=10_000)
+        run(model, optimizer, comm.rank, 20)
+        stats = optimizer.stats()
+        return stats["auto"]["chosen"], weights(model), stats["parameters"]["2.weight"]["values"]
+
+    for chosen, trained, sent in (first := rp.simulate(2, rank, timeout=60)):
+        assert chosen == "IWP 5 %"
+        assert torch.equal(trained, first[0][1])
+        assert sent == 0
 
 
 def test_a_rate_that_fell_before_a_change_has_fallen(
@@ -206,6 +300,33 @@ def test_it_takes_what_is_faster_and_says_so_once(caplog: pytest.LogCaptureFixtu
         assert stats["density"] == 0.02
     assert len(said) == 1, "again and again it is the same"
     assert "Gbit/s x 2" in said[0]
+
+
+def test_a_step_that_is_not_made_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was counted with the next one, and the exchange of that one as compute."""
+    follow(monkeypatch, [])
+    monkeypatch.setattr(pilot, "HELD", (3, 3, 0.0))
+    seen: list[Any] = []
+    measure = pilot.Pilot._measure
+    monkeypatch.setattr(
+        pilot.Pilot, "_measure", lambda self, times, taken: seen.append(times.compute) or measure(self, times, taken)
+    )
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model, slow = make_model(), cast(Any, Slow(comm))
+        optimizer = wrap(model, slow, rp.Auto((rp.Dense(), rp.IWP(0.05))), sgd)
+        for batch in batches_of(comm.rank, 12):
+            for bad in (True, False) if optimizer._mode.timeline is not None else (False,):
+                optimizer.zero_grad()
+                (loss_of(model, batch) * (float("nan") if bad else 1.0)).backward()
+                try:
+                    optimizer.step()
+                except rp.NonFiniteGradientError:
+                    assert bad
+
+    rp.simulate(2, rank, timeout=60)
+    assert seen
+    assert max(seen) < 0.12, "an exchange takes 155 ms"
 
 
 def test_skipped_steps_and_accumulation_go_on(monkeypatch: pytest.MonkeyPatch) -> None:

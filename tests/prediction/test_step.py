@@ -4,10 +4,12 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ringprune as rp
+from ringprune.plan import ParamSpec
 from ringprune.policies import Policy
 from ringprune.prediction import CPU, GPU, Link, Setting, Speeds, flat, predict
 from ringprune.prediction.speeds import each_at
@@ -106,6 +108,14 @@ def test_a_dense_step_of_one_bucket_is_compute_and_the_formula(ranks: int, rate:
     share = 2 * (ranks - 1) / ranks
     verdict = Link(rate, 0.0).seconds("allreduce", 12, ranks)
     assert found.seconds == pytest.approx(0.03 + share * 4e6 / rate + verdict)
+
+
+def test_nothing_but_float32_is_coded() -> None:
+    specs = [ParamSpec(f"p{i}", shape, torch.float64, torch.device("cpu"), 0) for i, shape in enumerate(MODEL.shapes)]
+    double = replace(MODEL, specs=tuple(specs))
+    dear = replace(CPU, encode_values={"bf16": 1.0}, decode_values={"bf16": 1.0})
+    found = predict(Setting(double, 4, LINK, dear, BUCKET_BYTES), rp.Dense("bf16"))
+    assert found.local_seconds < 1
 
 
 def test_a_slow_link_is_all_there_is() -> None:
