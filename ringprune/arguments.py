@@ -18,7 +18,7 @@ from ringprune.embedding import ShardedEmbedding, embedding_of
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.guard import Guard
 from ringprune.other_wrappers import check_not_averaged
-from ringprune.plan import ParamSpec
+from ringprune.plan import ParamSpec, on_one_device
 from ringprune.policies import IWP, Policy
 from ringprune.reduction import Mean
 from ringprune.shared_momentum import SharedMomentum
@@ -318,7 +318,7 @@ def describe_parameters(
             raise ConfigurationError(f"parameter {spec}: only real floating-point parameters of 16 to 64 bits")
         if spec.numel > MAX_POSITIONS:
             raise ConfigurationError(f"parameter {spec}: at most {MAX_POSITIONS} entries")
-    return specs
+    return on_one_device(specs)
 
 
 def leave(comm: Communicator) -> None:

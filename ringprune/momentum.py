@@ -120,7 +120,7 @@ class SharedMomentum:
             buffer = state.pop("momentum_buffer", None) if state else None
             if buffer is not None and not self._adopted:
                 self.allocate([spec.name])
-                self._buffers[spec.name].copy_(buffer)
+                self._buffers[spec.name].copy_(buffer.to_dense())  # of sparse gradients it is sparse
                 if self._packed[self._specs.index(spec)]:
                     self._left[spec.name] = 1.0
         self._adopted = True

@@ -315,8 +315,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def flush(self) -> None:
         """Send what all ranks have kept back, whole, and step on it; all ranks call this between steps.
 
-        Afterwards nothing is private to a rank: residuals are zero, velocities their mean, and a checkpoint of any
-        rank serves any number of ranks. Before evaluation it puts into the model what training has held back.
+        Afterwards residuals are zero, velocities their mean, and a checkpoint of any rank (with ``hierarchical`` of a
+        node's first) serves any number of ranks. Before evaluation it puts into the model what training has held back.
 
         It is one more step of the wrapped optimizer, at its learning rate, on what was held back; right after another
         one it does nothing. With ``local_steps`` it is an exchange of everything; what the optimizer has stays its own.
@@ -385,8 +385,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def close(self) -> None:
         """Remove the hooks from the parameters, so that the model can be wrapped again; this wrapper is done.
 
-        What was kept back is gone: :meth:`flush` first. SGD has its momentum again, all of it after a flush. With
-        ``lookahead`` all ranks call it, between steps.
+        What was kept back is gone: :meth:`flush` first. SGD has its momentum again, after a flush all of it (without
+        ``hierarchical``). With ``lookahead`` all ranks call it, between steps.
         """
         mode, self._closed = self._mode, True
         if mode is None:

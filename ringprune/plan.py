@@ -10,9 +10,19 @@ from typing import Literal
 import torch
 
 from ringprune.comm.communicator import Communicator
-from ringprune.errors import RankMismatchError
+from ringprune.errors import ConfigurationError, RankMismatchError
 
-__all__ = ["Bucket", "ParamSpec", "Plan", "Route", "build_plan", "gather_texts", "make_bucket", "shake_hands"]
+__all__ = [
+    "Bucket",
+    "ParamSpec",
+    "Plan",
+    "Route",
+    "build_plan",
+    "gather_texts",
+    "make_bucket",
+    "on_one_device",
+    "shake_hands",
+]
 
 Route = Literal["packed", "dense", "rows"]
 
@@ -55,6 +65,21 @@ class ParamSpec:
         kind = str(self.dtype).removeprefix("torch.")
         kind += " sparse" if self.sparse else ""
         return f"{self.name!r} {kind} {list(self.shape)} on {self.device.type} in param group {self.group}"
+
+
+def on_one_device(specs: list[ParamSpec]) -> list[ParamSpec]:
+    """The parameters themselves.
+
+    Raises:
+        ConfigurationError: they lie on several devices.
+    """
+    first = {str(spec.device): spec.name for spec in reversed(specs)}
+    if len(first) > 1:
+        where = ", ".join(f"{name!r} on {device}" for device, name in sorted(first.items()))
+        raise ConfigurationError(
+            f"parameters lie on several devices ({where}): wrap an optimizer of the parameters of each"
+        )
+    return specs
 
 
 @dataclass(frozen=True)

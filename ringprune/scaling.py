@@ -12,9 +12,12 @@ import torch
 from torch import Tensor
 
 from ringprune import ops
-from ringprune.errors import ArgumentTypeError, NonFiniteGradientError, RingPruneError
+from ringprune.errors import ArgumentTypeError, NonFiniteGradientError
 
 __all__ = ["LossScale", "check_halves"]
+
+LEAST = 1 / torch.finfo(torch.float32).max
+"""A loss scale below this has no inverse in float32, by which gradients are multiplied."""
 
 
 def check_halves(averages: Iterable[tuple[str, Tensor]]) -> None:
@@ -63,9 +66,18 @@ class LossScale:
         return self._scaler is not None and bool(self._scaler.is_enabled())
 
     def read(self) -> None:
-        """A step begins: read the scale its loss is multiplied by."""
+        """A step begins: read the scale its loss is multiplied by, the same on all ranks.
+
+        Raises:
+            NonFiniteGradientError: nothing can be divided by it.
+        """
         if self._scaler is not None and self.enabled:
             self.value = float(self._scaler.get_scale())
+            if self.value < LEAST:
+                raise NonFiniteGradientError(
+                    f"the GradScaler's scale has fallen to {self.value:g}: gradients overflow at any, training has "
+                    "diverged. Go back to a checkpoint, with a lower learning rate"
+                )
 
     @torch.no_grad()
     def multiply(self, params: Iterable[Tensor], factor: float) -> None:
@@ -97,7 +109,7 @@ class LossScale:
             self._found(optimizer)[device] = torch.zeros((), dtype=torch.float32, device=device)
         try:
             yield
-        except RingPruneError:
+        except Exception:
             for name in ("grad_scale", "found_inf"):
                 optimizer.__dict__.pop(name, None)
             raise

@@ -228,6 +228,30 @@ def test_momentum_correction_is_sgd_s_own_momentum_of_tables() -> None:
     assert torch.allclose(own, corrected, rtol=1e-4, atol=1e-5)
 
 
+def test_momentum_of_sparse_gradients_from_before_goes_on() -> None:
+    """It is a sparse tensor, and the first step ended in torch's "copy_() between dense and sparse"."""
+
+    def rank(comm: rp.comm.Communicator) -> tuple[Tensor, Tensor]:
+        found = []
+        for wrapped in (False, True):
+            model = make_words()
+            optimizer: Any = MAKE["momentum"](model.parameters())
+            for step in range(STEPS):
+                if wrapped and step == 2:
+                    optimizer = rp.DistributedOptimizer(
+                        optimizer, model.named_parameters(), policy=replace(rp.IWP(1.0), rows=rp.Rows()), comm=comm,
+                        model=model,
+                    )  # fmt: skip
+                optimizer.zero_grad()
+                loss_of_words(model, 0, step).backward()  # the same batches on all ranks
+                optimizer.step()
+            found.append(weights(model))
+        return found[0], found[1]
+
+    for alone, wrapped in rp.simulate(2, rank):
+        torch.testing.assert_close(alone, wrapped, rtol=1e-4, atol=1e-5)
+
+
 def test_several_backward_passes_are_one_step() -> None:
     def rank(comm: rp.comm.Communicator, passes: int) -> Tensor:
         model = make_words()

@@ -82,6 +82,46 @@ def test_residuals_are_in_unscaled_units_when_the_scale_changes() -> None:
     assert same_bytes(steady[0], moving[0])
 
 
+@pytest.mark.parametrize("scale", [2.0**-128, 0.0])
+@pytest.mark.parametrize("policy", [rp.Dense(), IWP])
+def test_a_scale_that_nothing_can_be_divided_by_is_told(policy: rp.Policy, scale: float) -> None:
+    """After 144 skipped steps in a row an internal error named neither scaler nor scale, or it was a division by 0."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        optimizer = wrap(model, comm, policy, nesterov, scaler=scaler)
+        with pytest.raises(rp.NonFiniteGradientError, match=r"scale has fallen to .*training has diverged"):
+            scaler.scale(loss_of(model, next(iter(batches(comm.rank, 1))))).backward()
+            scaler.step(optimizer)
+
+    rp.simulate(2, rank)
+
+
+def test_after_an_error_of_the_optimizer_a_plain_step_is_one() -> None:
+    """What GradScaler.step had left in the optimizer stayed: the next step took itself for one of the scaler's."""
+
+    class Failing(torch.optim.SGD):
+        fails = True
+
+        def step(self, closure: Any = None) -> Any:
+            if self.fails:
+                raise MemoryError("made up")
+            return super().step(closure)
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        inner = Failing(model.parameters(), lr=0.1)
+        optimizer = rp.DistributedOptimizer(inner, comm=comm, policy=rp.Dense(), scaler=scaler)
+        scaler.scale(loss_of(model, next(iter(batches(comm.rank, 1))))).backward()
+        with pytest.raises(MemoryError):
+            scaler.step(optimizer)
+        assert not hasattr(optimizer, "grad_scale") and not hasattr(optimizer, "found_inf")
+
+    only(rank)
+
+
 def test_a_disabled_scaler_is_no_scaler() -> None:
     def rank(comm: rp.comm.Communicator) -> Tensor:
         model = make_model()
