@@ -362,8 +362,7 @@ class Pilot:
         """
         inner, groups, until = self._parts.inner, old.exchange.groups_kept_back(), self._step + PATIENCE
 
-        def now() -> bool:
-            step = old.exchange.step
+        def now(step: int) -> bool:
             return step >= until or all(inner.param_groups[i].get("lr") != 0 for i in groups)
 
         old.exchange.send_whole(now)

@@ -89,7 +89,7 @@ class Exchange:
         self._error: RingPruneError | None = None
         # Steps of our ring match by their order; with a schedule buckets are waited for in any.
         self._measures = policy.reduction == "auto" and nodes is None and policy.schedule is None
-        self._may_send_whole: Callable[[], bool] | None = None
+        self._may_send_whole: Callable[[int], bool] | None = None
 
     def begin(self, steps: int = 1) -> None:
         """Open an exchange; the first one also checks that all ranks start from the same weights and step.
@@ -101,7 +101,7 @@ class Exchange:
             RankMismatchError: they do not; on all ranks, naming the first parameter that differs.
         """
         setting, density = self._setting, self._setting.policy.density
-        setting.whole = setting.whole or (self._may_send_whole is not None and self._may_send_whole())
+        setting.whole = setting.whole or (self._may_send_whole is not None and self._may_send_whole(self.step))
         setting.metrics.begin(density.at(self.step), steady=density.steady(self.step), steps=steps)
         self.check_start()
 
@@ -276,10 +276,13 @@ class Exchange:
             if keeps:
                 lane.flush([outputs[i] for i in lane.bucket.members])
 
-    def send_whole(self, when: Callable[[], bool]) -> None:
-        """Send everything, and as it is, from the next exchange on at whose beginning ``when`` says so, on all ranks.
+    def send_whole(self, when: Callable[[int], bool]) -> None:
+        """Send everything, and as it is, from the first exchange on for which ``when`` says so as it begins.
 
         Afterwards no residual holds anything.
+
+        Args:
+            when: told the exchange's number; the same on all ranks.
         """
         self.forget()
         self._may_send_whole = when
