@@ -63,8 +63,8 @@ class Checkpoint:
         for name, part in self.parts.items():
             part.load_state_dict(state[name])
         torch.set_rng_state(state["random"])
-        if len(state["random_on_gpus"]) == torch.cuda.device_count():  # else it was another machine
-            torch.cuda.set_rng_state_all(state["random_on_gpus"])
+        if len(on_gpus := state.get("random_on_gpus", [])) == torch.cuda.device_count():  # else on another machine
+            torch.cuda.set_rng_state_all(on_gpus)
         return int(state["step"])
 
     def _objection(self, state: dict[str, Any] | None) -> str | None:

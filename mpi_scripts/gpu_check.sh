@@ -109,7 +109,8 @@ elif step build 300 env RINGPRUNE_BUILD=cuda RINGPRUNE_NATIVE=off "$python" -W i
         if [ -n "$sanitizer" ]; then
             # without torch's cache every allocation has ends of its own
             step "compute-sanitizer $tool" 90 env PYTORCH_NO_CUDA_MEMORY_CACHING=1 "$sanitizer" --tool "$tool" \
-                --kernel-name kernel_substring=ringprune --report-api-errors no --error-exitcode 9 "$python" mpi_scripts/gpu_check.py ops --small
+                --kernel-name kernel_substring=ringprune --report-api-errors no --error-exitcode 9 \
+                "$python" mpi_scripts/gpu_check.py ops --small
         else
             skip "compute-sanitizer $tool" "compute-sanitizer is neither on PATH nor in CUDA_HOME"
         fi

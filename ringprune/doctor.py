@@ -154,7 +154,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _ask(code: str) -> dict[str, Any]:
     """What the probe ``code`` prints, or ``{"trouble": reason}``."""
-    here = f"import sys; sys.path[0] = {str(FOLDER)!r}\n"
+    here = f"import sys; sys.path.insert(0, {str(FOLDER)!r})\n"
     command, variables = [sys.executable, "-c", here + code], _outside_of_jobs(os.environ)
     try:
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=SECONDS)
