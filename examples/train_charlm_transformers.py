@@ -7,6 +7,7 @@ RingPrune exchanges instead. With --hook DDP stays at work and hands RingPrune i
 """
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,7 @@ def main() -> None:
         )
     if torch.distributed.is_initialized():
         torch.distributed.barrier()  # or a process of Gloo may wait for ever, or be aborted, at its end
+        time.sleep(0.2)  # Gloo's thread lets go of the barrier; ended while it waits for Python, both wait for ever
         torch.distributed.destroy_process_group()
 
 

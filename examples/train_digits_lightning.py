@@ -7,6 +7,7 @@ RingPrune exchanges instead. With --hook DDP stays at work and hands RingPrune i
 """
 
 import argparse
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,7 @@ def main() -> None:
             f"{stats['wire_ratio']:.1f} times fewer bytes than dense"
         )
     torch.distributed.barrier()  # or a process of Gloo may wait for ever, or be aborted, at its end
+    time.sleep(0.2)  # Gloo's thread lets go of the barrier; ended while it waits for Python, both wait for ever
     torch.distributed.destroy_process_group()
 
 

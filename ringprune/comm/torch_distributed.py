@@ -6,6 +6,7 @@ The one file that imports torch.distributed.
 import atexit
 import ctypes
 import os
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,6 +29,9 @@ from ringprune.errors import ArgumentTypeError, ConfigurationError, DependencyEr
 __all__ = ["TorchCommunicator"]
 
 JOIN_SECONDS = 1.0
+LET_GO_SECONDS = 0.05
+"""Gloo's thread may still want Python, to let go of the last message; ended from Python then, both wait for ever."""
+
 EAGER_SECONDS = 0.0  # Gloo's threads need the core more than we do
 LONGEST_STORE_PAUSE = 0.02  # one process answers all that ask
 USUAL_LIMIT = timedelta(minutes=30)  # torch.distributed's own
@@ -218,6 +222,7 @@ class TorchCommunicator(CheckedCommunicator):
         group = self._group
         self._leave()
         if self._own:
+            time.sleep(LET_GO_SECONDS)
             with suppress(ValueError):  # the script has called destroy_process_group(), which ends every group
                 dist.destroy_process_group(group)
 
