@@ -238,10 +238,8 @@ def test_momentum_of_sparse_gradients_from_before_goes_on() -> None:
             optimizer: Any = MAKE["momentum"](model.parameters())
             for step in range(STEPS):
                 if wrapped and step == 2:
-                    optimizer = rp.DistributedOptimizer(
-                        optimizer, model.named_parameters(), policy=replace(rp.IWP(1.0), rows=rp.Rows()), comm=comm,
-                        model=model,
-                    )  # fmt: skip
+                    policy, named = replace(rp.IWP(1.0), rows=rp.Rows()), model.named_parameters()
+                    optimizer = rp.DistributedOptimizer(optimizer, named, policy=policy, comm=comm, model=model)
                 optimizer.zero_grad()
                 loss_of_words(model, 0, step).backward()  # the same batches on all ranks
                 optimizer.step()

@@ -82,7 +82,7 @@ class Pilot:
         self._names = names_of(self._policies)
         for policy in self._policies[1:] if parts.comm.rank == 0 else ():
             arguments.advise(parts.inner, policy, parts.comm, parts.model)
-        clock_for([param.device for param in parts.params])  # several GPUs cannot be timed: refused now, not in a step
+        clock_for([param.device for param in parts.params])  # what cannot be timed is refused now, not in a step
         self._course: Course = self._fly()
         next(self._course, None)
 

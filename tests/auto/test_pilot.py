@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -101,43 +102,36 @@ def test_nothing_is_sent_whole_at_a_rate_of_0(monkeypatch: pytest.MonkeyPatch) -
     assert len(rates) >= 2 and set(rates) == {0.05}
 
 
+def changes(at_rest: Callable[[str], bool], packed: rp.Policy, steps: int) -> int:
+    """How often candidates change while a group of the parameters named so has a learning rate of 0."""
+
+    def rank(comm: rp.comm.Communicator) -> list[str]:
+        model, chosen = make_model(), []
+        groups: dict[bool, list[nn.Parameter]] = {True: [], False: []}
+        for name, param in model.named_parameters():
+            groups[at_rest(name)].append(param)
+        inner = torch.optim.SGD([{"params": groups[True], "lr": 0.0}, {"params": groups[False]}], lr=0.05)
+        optimizer = rp.DistributedOptimizer(
+            inner, model.named_parameters(), policy=rp.Auto((rp.Dense(), packed)), comm=comm
+        )
+        for step in range(steps):
+            run(model, optimizer, comm.rank, 1, start=step)
+            chosen.append(optimizer.stats()["auto"]["chosen"])
+        return chosen
+
+    return sum(before != after for before, after in pairwise(rp.simulate(2, rank)[0]))
+
+
 def test_a_group_at_rate_0_keeps_no_candidate_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as layers that are to learn later: what was to be left, perhaps a trial, was never left again."""
     follow(monkeypatch, [1, 0])
     monkeypatch.setattr(pilot, "PATIENCE", 4)
-
-    def rank(comm: rp.comm.Communicator) -> list[str]:
-        model, chosen = make_model(), []
-        first, *others = model.parameters()
-        inner = torch.optim.SGD([{"params": [first], "lr": 0.0}, {"params": others}], lr=0.05)
-        optimizer = rp.DistributedOptimizer(inner, policy=rp.Auto((rp.Dense(), rp.Dense("bf16"))), comm=comm)
-        for step in range(40):
-            run(model, optimizer, comm.rank, 1, start=step)
-            chosen.append(optimizer.stats()["auto"]["chosen"])
-        return chosen
-
-    chosen = rp.simulate(2, rank)[0]
-    assert sum(before != after for before, after in pairwise(chosen)) >= 4, "to and fro"
+    assert changes(lambda name: name == "0.weight", rp.Dense("bf16"), 40) >= 4, "to and fro"
 
 
 def test_a_group_that_keeps_nothing_back_may_be_at_rate_0(monkeypatch: pytest.MonkeyPatch) -> None:
     follow(monkeypatch, [1, 0])
-
-    def rank(comm: rp.comm.Communicator) -> list[str]:
-        model, chosen = make_model(), []
-        named = dict(model.named_parameters())
-        biases = [named.pop(name) for name in list(named) if name.endswith("bias")]
-        inner = torch.optim.SGD([{"params": biases, "lr": 0.0}, {"params": list(named.values())}], lr=0.05)
-        optimizer = rp.DistributedOptimizer(
-            inner, model.named_parameters(), policy=rp.Auto((rp.Dense(), rp.IWP(0.05))), comm=comm
-        )
-        for step in range(20):
-            run(model, optimizer, comm.rank, 1, start=step)
-            chosen.append(optimizer.stats()["auto"]["chosen"])
-        return chosen
-
-    chosen = rp.simulate(2, rank)[0]
-    assert sum(before != after for before, after in pairwise(chosen)) >= 2, "at once, not after twenty steps"
+    assert changes(lambda name: name.endswith("bias"), rp.IWP(0.05), 20) >= 2, "at once, not after twenty steps"
 
 
 def test_all_ranks_pack_what_rank_0_packs(monkeypatch: pytest.MonkeyPatch) -> None:
