@@ -7,6 +7,7 @@ RingPrune exchanges instead. With --hook DDP stays at work and hands RingPrune i
 """
 
 import argparse
+import time
 from typing import Any
 
 import torch
@@ -67,6 +68,7 @@ def main() -> None:
         f"digits with Accelerate: {steps} steps, {right:.1%} right, {ratio:.1f} times fewer bytes than dense"
     )
     accelerator.wait_for_everyone()  # or a process of Gloo may wait for ever, or be aborted, at its end
+    time.sleep(0.2)  # Gloo's thread lets go of the barrier; ended while it waits for Python, both wait for ever
     accelerator.end_training()
 
 

@@ -151,7 +151,13 @@ def _parsed(arguments: Sequence[str] | None, is_rank: bool) -> argparse.Namespac
     )
     add("--time-scale", type=above_zero, default=1.0, metavar="S", help="stretch waits and links by this; 1")
     add("--communicator", choices=COMMUNICATORS, default="horovod", help="of RingPrune's methods; horovod")
-    add("--rounds", type=at_least(1), default=3, metavar="N", help="each replays all methods in turn; 3")
+    add(
+        "--rounds",
+        type=at_least(1),
+        default=4,
+        metavar="N",
+        help="each replays all methods in turn, every other one from the last to the first; 4",
+    )
     add("--iterations", type=at_least(1), default=4, metavar="N", help="iterations that are timed in each; 4")
     add("--warmup", type=at_least(1), default=5, metavar="N", help="iterations before them, until thresholds settle; 5")
     add("--brief", action="store_true", help="leave out exchanges with nothing else to do: network, bound, overlap")

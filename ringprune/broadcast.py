@@ -24,13 +24,15 @@ def broadcast_parameters(
     The same as ``hvd.broadcast_parameters``, for jobs that do not use Horovod.
 
     Args:
-        params: ``model.state_dict()`` or ``model.named_parameters()``, alike on all ranks.
+        params: ``model.state_dict()`` or ``model.named_parameters()``, alike on all ranks, any shapes and dtypes. Rows
+            of a :class:`ringprune.ShardedEmbedding` stay each rank's own.
         root_rank: the rank whose values are taken.
         comm: a communicator, the name of one, or None for the default of :func:`ringprune.connect`. A rank outside the
             group that it is of does nothing.
 
     Raises:
         ArgumentTypeError: ``params`` are neither of these, or a value is no tensor.
+        ConfigurationError: there is no rank ``root_rank``.
     """
     own = comm is None or isinstance(comm, str)
     communicator = connect(comm) if comm is None or isinstance(comm, str) else comm

@@ -52,7 +52,7 @@ def ddp_hook(
         seed: decides roots and exploration; the same on all ranks.
 
     Raises:
-        ConfigurationError, ArgumentTypeError: an argument cannot work.
+        ConfigurationError, ArgumentTypeError, DependencyError: an argument cannot work, or what it needs is missing.
         UsageError: torch.distributed is not initialised.
     """
     given = as_policy(policy)

@@ -1,6 +1,7 @@
 """Keeps a Dispatch going while the program computes: a thread that does what is due, and waits for nothing."""
 
 import atexit
+import logging
 import sys
 import threading
 import time
@@ -18,6 +19,14 @@ SHORTEST_PAUSE, LONGEST_PAUSE, PAUSE_GROWTH = 50e-6, 5e-4, 1.3
 
 STALL = 5.0
 """Seconds without any progress after which a rank waits inside the library, which knows time limits and dead ranks."""
+
+TOLD_AFTER = 60.0
+"""Seconds of waiting at the end of the program that are told, and again when it has been twice as long."""
+
+_LAST = "the messages of the last step go out at the end of the program"
+_HINT = ": another rank is gone, or has made fewer steps. Call synchronize() after the last step to have errors raised"
+
+_log = logging.getLogger("ringprune")
 
 
 class Driver:
@@ -119,8 +128,14 @@ class Driver:
         However late they are; but for a program that ended with an error, or in the middle of a step.
         """
         failed = getattr(sys, "last_value", None) is not None
+        start, told_after = time.monotonic(), TOLD_AFTER
         while not failed and self._error is None and self._dispatch.complete and not self._dispatch.quiet:
             time.sleep(LONGEST_PAUSE)
+            if (waited := time.monotonic() - start) > told_after:
+                told_after *= 2
+                _log.warning("%s, which has waited for them for %.0f s%s", _LAST, waited, _HINT)
+        if not failed and self._error is not None:
+            _log.error("%s, and these did not: %s%s", _LAST, self._error, _HINT)
         self.close()
 
     def _raise(self) -> None:

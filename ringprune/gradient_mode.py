@@ -74,10 +74,10 @@ class GradientMode(Mode):
         """Before the first bucket of a step is started."""
         if not self._open:
             self._taken.forget()
-            self.scale.read()
             try:
+                self.scale.read()
                 self.exchange.begin()
-            except RankMismatchError:  # the next step may begin anew, on weights that are alike then
+            except (NonFiniteGradientError, RankMismatchError):  # the next step may begin anew, on what is mended then
                 self._held = []
                 self.backward.reset()
                 self._verdict.clear()

@@ -29,6 +29,9 @@ class Guard:
             that choose it anew.
         bound: largest ratio of a tensor that grows.
         growths: checks in a row at which it has to have grown.
+
+    Raises:
+        ConfigurationError, ArgumentTypeError: one of them is no number, or not above 0.
     """
 
     every: int = 100

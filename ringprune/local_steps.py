@@ -50,6 +50,9 @@ class LocalSteps:
         momentum: the wrapped optimizer's: each rank's ``"own"``, or ``"shared"`` for SGD with momentum, Adam and AdamW;
             other optimizers keep theirs.
         growth: how the steps between exchanges grow as the largest learning rate of any param group falls; 0: not.
+
+    Raises:
+        ConfigurationError, ArgumentTypeError: an argument cannot work.
     """
 
     count: int

@@ -55,14 +55,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             difference raises RankMismatchError on all ranks. 0 is never.
         guard: a :class:`ringprune.Guard`, to send tensors whole whose residuals grow without bound; None for none.
         op: ``hvd.Average`` (default), ``hvd.Sum``, or ``"average"``, ``"sum"``.
-        compression, groups, num_groups: Horovod's; refused, since policy and buckets decide what is sent.
+        compression, groups, num_groups: Horovod's; only ``Compression.none``: policy and buckets decide what is sent.
         process_set: a Horovod process set; on ranks outside it the wrapper only steps.
         sparse_as_dense: Horovod's; sparse gradients are made dense, unless ``rows`` or local steps take them.
         gradient_predivide_factor: Horovod's; part of the division that happens before the sum.
 
     Raises:
-        ConfigurationError, ArgumentTypeError: an argument cannot work.
-        RankMismatchError: on all ranks, when they built different models, policies or seeds.
+        ConfigurationError, ArgumentTypeError, DependencyError: an argument cannot work, or what it needs is missing.
+        RankMismatchError, UsageError: ranks built different things, as all hear; one alone that should not be.
     """
 
     _step_supports_amp_scaling = True
@@ -174,7 +174,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         makes what is left of the step: before parameters are read outside the forward pass.
 
         Raises:
-            NonFiniteGradientError, UsageError: on all ranks together.
+            NonFiniteGradientError, UsageError, RankMismatchError, CommunicatorError: on all ranks together.
         """
         mode = self._active()
         if isinstance(mode, GradientMode) and not mode.settle():
@@ -215,7 +215,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             closure: recomputes the loss, which is returned, and its gradients; called once, before the exchange.
 
         Raises:
-            NonFiniteGradientError, UsageError: on all ranks together.
+            NonFiniteGradientError, UsageError, RankMismatchError, CommunicatorError: on all ranks together.
         """
         loss = None if closure is None else torch.enable_grad()(closure)()
         mode = self._active()

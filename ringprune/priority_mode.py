@@ -103,13 +103,13 @@ class PriorityMode(GradientMode):
         self._late = [i for i, buckets in self._left.items() if buckets]
         try:
             self.settle()
+            if not self._compared:
+                self._compared = True
+                with self._driver:
+                    self._compare("parameter", self._in_pieces(self.params))
         except RingPruneError as error:  # on all ranks; torch may end the process over errors out of a backward pass
             self._failed = error
             return
-        if not self._compared:
-            self._compared = True
-            with self._driver:
-                self._compare("parameter", self._in_pieces(self.params))
         # Sent when the last bucket is, which may be before step() is called.
         self._verdict.saw_gradient = self.backward.touched
         self._note_strangers()

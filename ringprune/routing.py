@@ -124,6 +124,9 @@ class Rows:
             ``"union"``: an allreduce of the rows that some rank has. ``"owners"``: each row to the rank that owns it,
             whose sums go to all. ``"auto"``: at each step, and for each table, that of the fewest bytes.
         values: ``"fp32"``, ``"fp16"`` or ``"bf16"`` on the wire. What rounding drops is lost.
+
+    Raises:
+        ConfigurationError: an argument is none of these.
     """
 
     way: str = "auto"

@@ -22,9 +22,12 @@ class LayerPriority:
     per rank. The defaults suit links of 1 to 25 Gbit/s (docs/benchmarks.md, Scheduling).
 
     Args:
-        slice_bytes: a tensor that travels dense is cut into slices of at most this many bytes, as float32.
+        slice_bytes: a tensor that travels dense is cut into slices of at most this many bytes, as float32; 4 or more.
         credit_bytes: bytes outstanding at a time; one bucket may always be under way, whatever its size.
         fuse_bytes: neighbouring small tensors travel together in buckets up to this size.
+
+    Raises:
+        ConfigurationError, ArgumentTypeError: one of them is no whole number, or too small.
     """
 
     slice_bytes: int = 4 << 20

@@ -24,6 +24,9 @@ class Warmup:
     Args:
         steps: length of the ramp in exchanges, which without local steps are optimizer steps; 0 is none.
         start: density of the first step.
+
+    Raises:
+        ConfigurationError, ArgumentTypeError: an argument cannot work.
     """
 
     steps: int

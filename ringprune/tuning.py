@@ -35,11 +35,18 @@ def search_partitions(
     Args:
         num_embeddings: rows of the table.
         embedding_dim: entries of a row.
-        indices: what this rank looks up in a step; an example of its batches.
+        indices: what this rank looks up in a step, int32 or int64 of any shape; an example of its batches.
         comm: as for the embedding.
         values: as for the embedding.
         repetitions: steps that are timed with each number of partitions; their median counts.
         device: where rows live.
+
+    Returns:
+        ``best``, the number of partitions, and the ``seconds`` of a step with each that was tried; alike on all ranks.
+
+    Raises:
+        ConfigurationError, ArgumentTypeError: an argument cannot work.
+        IndexRangeError: an index is no row of the table; on all ranks.
     """
     whole_number("repetitions", repetitions, 1)
     communicator = comm if isinstance(comm, Communicator) else connect(comm)

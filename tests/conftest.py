@@ -12,6 +12,7 @@ import torch
 from hypothesis import settings
 
 from ringprune.comm.choice import place_open_mpi
+from tests.mpi import launch
 
 place_open_mpi()  # some tests import mpi4py themselves: MPI once ended pytest there, without a word
 settings.register_profile("untimed", settings(), deadline=None)  # first calls compile; and no test asserts a time
@@ -23,6 +24,9 @@ _WITH_RANKS = (
     "tests/embeddings/",
     "tests/examples/",
     "tests/exchanges/",
+    "tests/profiles/test_run.py",
+    "tests/probing/test_links.py",
+    "tests/replays/",
     "tests/test_documents.py",
     "_jobs.py::",
 )
@@ -45,6 +49,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def told_whether_ranks_may_start(request: pytest.FixtureRequest) -> None:
+    """``run_job`` refuses where a test lacks the mark, or the place among those of which one runs at a time."""
+    alone = any(part in request.node.nodeid for part in _WITH_RANKS)
+    launch.ranks_may_start = alone and request.node.get_closest_marker("ranks") is not None
 
 
 def pytest_report_header() -> str:

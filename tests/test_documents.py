@@ -218,7 +218,10 @@ def test_every_public_name_is_documented() -> None:
     assert rows("Names") == set(rp.__all__)
 
 
-@pytest.mark.parametrize("function", [rp.DistributedOptimizer, rp.IWP, rp.Warmup, rp.Guard], ids=lambda f: f.__name__)
+DOCUMENTED = [rp.DistributedOptimizer, rp.IWP, rp.Warmup, rp.Guard, rp.LocalSteps, rp.LayerPriority, rp.Rows]
+
+
+@pytest.mark.parametrize("function", DOCUMENTED, ids=lambda f: f.__name__)
 def test_every_argument_is_documented(function: Any) -> None:
     parameters = inspect.signature(function).parameters.values()
     arguments = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}  # what has no name of its own is refused

@@ -309,6 +309,29 @@ def test_a_backward_pass_too_many_is_told_on_all_ranks() -> None:
     rp.simulate(2, rank, timeout=60)
 
 
+def test_after_ranks_have_drifted_apart_one_can_go_back_to_a_checkpoint() -> None:
+    """The error came out of backward() and left its gradients: no checkpoint could be loaded, and step() waited."""
+
+    def rank(comm: rp.comm.Communicator) -> list[Tensor]:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.P3(), sgd, check_every=1)
+        run(model, optimizer, comm.rank, 2)
+        optimizer.synchronize()
+        saved = copy.deepcopy([model.state_dict(), optimizer.state_dict()])
+        with torch.no_grad():
+            next(model.parameters()).add_(float(comm.rank))
+        with pytest.raises(rp.RankMismatchError, match="parameter"):
+            run(model, optimizer, comm.rank, 3)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        run(model, optimizer, comm.rank, 2)
+        optimizer.synchronize()
+        return weights(model)
+
+    every = rp.simulate(2, rank)
+    assert same_bytes(*every)
+
+
 def test_what_was_sent_is_what_dense_sends_and_the_orders() -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         model = make_model()

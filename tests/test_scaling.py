@@ -1,6 +1,7 @@
 """Loss scaling and clipping: what reaches the residual, and who skips."""
 
 import math
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -83,19 +84,37 @@ def test_residuals_are_in_unscaled_units_when_the_scale_changes() -> None:
 
 
 @pytest.mark.parametrize("scale", [2.0**-128, 0.0])
+@pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("policy", [rp.Dense(), IWP])
-def test_a_scale_that_nothing_can_be_divided_by_is_told(policy: rp.Policy, scale: float) -> None:
-    """After 144 skipped steps in a row an internal error named neither scaler nor scale, or it was a division by 0."""
+def test_a_scale_that_nothing_can_be_divided_by_is_told(policy: rp.Policy, overlap: bool, scale: float) -> None:
+    """After 144 skipped steps in a row an internal error named neither scaler nor scale, or it was a division by 0.
 
-    def rank(comm: rp.comm.Communicator) -> None:
+    And then the checkpoint that the error names could not be loaded, or a bucket had been lost.
+    """
+
+    def rank(comm: rp.comm.Communicator) -> list[Tensor]:
         model = make_model()
         scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-        optimizer = wrap(model, comm, policy, nesterov, scaler=scaler)
+        optimizer = wrap(model, comm, policy, nesterov, scaler=scaler, overlap=overlap)
+        saved = deepcopy(optimizer.state_dict())
         with pytest.raises(rp.NonFiniteGradientError, match=r"scale has fallen to .*training has diverged"):
-            scaler.scale(loss_of(model, next(iter(batches(comm.rank, 1))))).backward()
-            scaler.step(optimizer)
+            step(model, optimizer, scaler, comm.rank)
+        optimizer.zero_grad()
+        optimizer.load_state_dict(saved)
+        scaler.update(1024.0)
+        for _ in range(2):
+            step(model, optimizer, scaler, comm.rank)
+            optimizer.zero_grad()
+        return weights(model)
 
-    rp.simulate(2, rank)
+    def step(model: nn.Module, optimizer: rp.DistributedOptimizer, scaler: torch.amp.GradScaler, number: int) -> None:
+        scaler.scale(loss_of(model, next(iter(batches(number, 1))))).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    every = rp.simulate(2, rank)
+    assert same_bytes(*every)
+    assert not same_bytes(every[0], weights(make_model()))
 
 
 def test_after_an_error_of_the_optimizer_a_plain_step_is_one() -> None:

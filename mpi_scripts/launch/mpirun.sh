@@ -18,4 +18,4 @@ if [ -n "${OPAL_PREFIX:-}" ]; then set -- --prefix "$OPAL_PREFIX" "$@"; fi
 exec mpirun --hostfile "$hosts" --bind-to none --map-by slot \
     --mca btl tcp,self,vader --mca pml ob1 \
     --mca btl_tcp_if_include "$interface" --mca oob_tcp_if_include "$interface" \
-    -x HOROVOD_GLOO_IFACE="$interface" -x NCCL_SOCKET_IFNAME="$interface" "$@"
+    -x HOROVOD_GLOO_IFACE="$interface" -x GLOO_SOCKET_IFNAME="$interface" -x NCCL_SOCKET_IFNAME="$interface" "$@"

@@ -17,7 +17,7 @@ from replays.model import Event
 from replays.rows import Timing, against_best, row_of
 from ringprune.profiles.format import Profile, read
 
-__all__ = ["add", "rows"]
+__all__ = ["add", "rows", "turns"]
 
 
 def rows(options: argparse.Namespace, job: Job) -> tuple[list[dict[str, Any]], dict[str, list[Event]]]:
@@ -34,7 +34,7 @@ def rows(options: argparse.Namespace, job: Job) -> tuple[list[dict[str, Any]], d
     for number in range(options.rounds):
         alone = _replay(job, named([ALONE])[0], profile, options, traced=False)
         compute.append(_slowest(alone) / options.time_scale)
-        for method in methods:
+        for method in turns(methods, number):
             _tell(job, f"{profile.model}, round {number + 1} of {options.rounds}: {method.name}")
             seen = _replay(job, method, profile, options, traced=number == options.rounds - 1)
             bare = [] if options.brief else _replay(job, method, profile, options, traced=False, silent=True)
@@ -51,6 +51,11 @@ def rows(options: argparse.Namespace, job: Job) -> tuple[list[dict[str, Any]], d
     fixed = [row for row in made if row["method"] not in (AUTO, HOROVOD, ALONE)]
     made = [row | (against_best(row, fixed) if row["method"] == AUTO and fixed else {}) for row in made]
     return made, events
+
+
+def turns(methods: Sequence[Method], number: int) -> Sequence[Method]:
+    """Who is replayed after whom in round ``number``: to and fro, for a process gets slower while it replays."""
+    return methods if number % 2 == 0 else methods[::-1]
 
 
 def _replay(

@@ -47,6 +47,7 @@ def simulate(
         ranks_per_node: ranks on each node, filled in rank order, the last one with what is left; None is one node.
 
     Raises:
+        ConfigurationError: ``world_size`` or ``ranks_per_node`` is below 1.
         CollectiveMismatchError: the ranks called different collectives; the message names the calls.
         CommunicatorError: a rank returned while others waited for it, or the time limit was reached.
         Exception: whatever the first rank to fail raised, with the other ranks' errors as notes.

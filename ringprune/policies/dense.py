@@ -28,6 +28,9 @@ def Dense(values: str = "fp32", *, local_steps: int | LocalSteps | None = None) 
 
     Returns:
         The policy.
+
+    Raises:
+        ConfigurationError, ArgumentTypeError: an argument cannot work.
     """
     one_of("values", values, VALUE_FORMATS)  # here it is not called dense_values
     return Policy(

@@ -43,5 +43,8 @@ def P3(
 
     Returns:
         The policy. ``replace(rp.IWP(...), schedule=rp.LayerPriority())`` schedules a compressed exchange likewise.
+
+    Raises:
+        ConfigurationError, ArgumentTypeError: an argument cannot work.
     """
     return replace(Dense(values), name="p3", schedule=LayerPriority(slice_bytes, credit_bytes, fuse_bytes))

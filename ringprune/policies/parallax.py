@@ -46,5 +46,8 @@ def Parallax(way: str = "auto", *, values: str = "fp32", dense_values: str = "fp
 
     Returns:
         The policy.
+
+    Raises:
+        ConfigurationError, ArgumentTypeError: an argument cannot work.
     """
     return replace(Dense(dense_values), name="parallax", rows=Rows(way, values))

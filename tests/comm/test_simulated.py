@@ -156,16 +156,16 @@ def test_a_call_that_nobody_waits_for_is_missed_too() -> None:
 
 def test_the_time_limit_names_who_waits_and_who_never_came() -> None:
     released = threading.Event()
+    late: list[bool] = []
 
     def one_is_stuck(comm: SimulatedCommunicator) -> None:
         if comm.rank == 1:
-            released.wait(60)
+            late.append(released.wait(60))
         comm.allreduce(torch.ones(3), name="a").wait()
 
-    start = time.monotonic()
     errors = errors_of_all(3, one_is_stuck, timeout=1.0)  # within which the others come, on a busy machine too
+    assert not late, "nobody waited until it was released"
     released.set()
-    assert time.monotonic() - start < 10, "nobody waited until it was released"
     assert sorted(errors) == [0, 2]
     for error in errors.values():
         assert str(error).startswith('time limit of 1.0 s: waiting in "a" (allreduce of 3 float32): ')

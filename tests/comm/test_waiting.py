@@ -3,8 +3,8 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,13 +45,21 @@ def test_a_long_wait_is_told_again_and_again_at_twice_the_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Ranks with one batch more than the others waited in silence until somebody killed them."""
-    monkeypatch.setattr(waiting, "WARN_SECONDS", 0.01)
-    deadline = time.monotonic() + 0.1
-    handle = waiter(None).handle(CALL, done=lambda: time.monotonic() > deadline, result=lambda: TENSOR, kept=TENSOR)
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(waiting, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(waiting, "WARN_SECONDS", 10.0)
+    handle = waiter(None).handle(CALL, done=lambda: now > 100, result=lambda: TENSOR, kept=TENSOR)
     handle.wait()
     told = [record.getMessage() for record in caplog.records]
-    assert 1 <= len(told) <= 4, "after 10, 20, 40 and 80 ms, where the machine lets us ask"
-    assert told[0].startswith('rank 0 has waited for "bucket 3 values" (allreduce of 1200 float32) for 0 s')
+    named = 'rank 0 has waited for "bucket 3 values" (allreduce of 1200 float32) for '
+    assert [
+        text.startswith(f"{named}{seconds} s") for text, seconds in zip(told, (10, 20, 40, 80), strict=True)
+    ] == 4 * [True]
     assert "All ranks call step() equally often" in told[0] and "timeout=" in told[0]
     assert "all or none load_state_dict()" in told[0]
 

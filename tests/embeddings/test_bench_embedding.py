@@ -45,6 +45,7 @@ def test_wrong_arguments(arguments: list[str], said: str, capsys: pytest.Capture
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.ranks
 def test_a_job_measures_every_method_and_writes_documented_rows(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     run_job(

@@ -35,6 +35,10 @@ COMMANDS: dict[Launcher, list[str]] = {
 }
 
 
+ranks_may_start = True
+"""Set by conftest.py for each test."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A job that has ended.
@@ -83,6 +87,7 @@ def run_job(
         check: fail the test where the job fails; False leaves that to the caller.
         environment: variables added to the inherited ones.
     """
+    assert ranks_may_start or launcher == "alone", "mark the test with pytest.mark.ranks, and name it in conftest.py"
     program = [sys.executable, *([module] if module.endswith(".py") else ["-m", module]), *arguments]
     started_by = [_tool(launcher), *COMMANDS[launcher][1:], str(np)]
     command = program if launcher == "alone" else [*started_by, *program]

@@ -5,6 +5,8 @@ import pytest
 from tests.comm.contract import CHECKS
 from tests.mpi.launch import Launcher, run_job
 
+pytestmark = pytest.mark.ranks
+
 JOBS: list[tuple[Launcher, int, list[str]]] = [
     ("alone", 1, ["mpi"]),
     ("mpirun", 2, ["mpi", "horovod"]),

@@ -11,6 +11,8 @@ import pytest
 
 from tests.mpi.launch import ROOT, Launcher, run_job
 
+pytestmark = pytest.mark.ranks
+
 JOBS: list[tuple[str, Launcher, int]] = [
     ("mpi", "mpirun", 4),
     ("mpi", "mpirun", 3),

@@ -7,6 +7,8 @@ import pytest
 
 from tests.mpi.launch import Launcher, run_job
 
+pytestmark = pytest.mark.ranks
+
 COLLECTIVE = '"bucket 3 values" (allreduce of 1200 float32)'
 STACKS = [("mpi", "mpirun"), ("horovod", "mpirun"), ("torch", "torchrun"), ("horovod", "horovodrun-gloo")]
 

@@ -80,6 +80,7 @@ def test_a_collective_faster_than_the_link_reaches_all_of_it() -> None:
     assert found.shares == {"allreduce": 1.0}
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     ("launcher", "over", "kinds"),
     [
@@ -104,6 +105,7 @@ def test_a_job_asks_about_what_it_trains_over(tmp_path: Path, launcher: Launcher
     assert torch.tensor([row["seconds"] for row in rows]).isfinite().all()
 
 
+@pytest.mark.ranks
 def test_links_of_horovod_without_mpi_are_not_guessed() -> None:
     command = ["advise", "--model", "resnet18", "--rate", "here"]
     job = run_job("ringprune", *command, np=2, launcher="horovodrun-gloo", timeout=120, check=False)

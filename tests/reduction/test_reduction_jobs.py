@@ -5,6 +5,8 @@ import pytest
 from tests.mpi.launch import run_job
 from tests.reduction.checks import CHECKS
 
+pytestmark = pytest.mark.ranks
+
 
 @pytest.mark.parametrize("np", [2, 3, 4])
 def test_reductions(np: int) -> None:
