@@ -54,7 +54,7 @@ def rows(options: argparse.Namespace, job: Job) -> tuple[list[dict[str, Any]], d
 
 
 def turns(methods: Sequence[Method], number: int) -> Sequence[Method]:
-    """Who is replayed after whom in round ``number``: to and fro, for a process gets slower while it replays."""
+    """Who is replayed after whom in round ``number``: to and fro, lest the same one always come last."""
     return methods if number % 2 == 0 else methods[::-1]
 
 
