@@ -270,12 +270,14 @@ class PriorityMode(GradientMode):
         kept = [param.grad for param in params]
         for i, param in zip(chosen, params, strict=True):
             param.grad = self._outputs.pop(i)
-        with self._steps.only(params):
-            if self._momentum is not None:
-                self._momentum.apply(chosen)
-            self._inner_step()
-        for param, grad in zip(params, kept, strict=True):
-            param.grad = grad
+        try:
+            with self._steps.only(params):
+                if self._momentum is not None:
+                    self._momentum.apply(chosen)
+                self._inner_step()
+        finally:
+            for param, grad in zip(params, kept, strict=True):
+                param.grad = grad
 
     def _conclude(self, late: str) -> None:
         """The exchange has been made: settle it with the other ranks; ``late`` tells what can no longer be helped."""

@@ -1,5 +1,6 @@
 """Ranks that no longer hold the same hear of it, all of them: which tensor, after which exchange, on which ranks."""
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import ringprune as rp
 from ringprune import drift
 from ringprune.drift import fingerprint
 from ringprune.exchange import Exchange
-from tests.training import batches, loss_of, make_model, run, sgd, train, wrap
+from tests.training import batches, loss_of, make_model, run, same_bytes, sgd, train, weights, wrap
 
 POLICIES = {
     "iwp": rp.IWP(0.05),
@@ -86,16 +87,22 @@ def test_a_parameter_that_drifts_on_one_rank_raises_on_all(policy: str, overlap:
         model = make_model()
         optimizer = wrap(model, comm, POLICIES[policy], overlap=overlap, check_every=4)
         run(model, optimizer, comm.rank, 2)
+        saved = deepcopy([model.state_dict(), optimizer.state_dict()])
         if comm.rank == 1:
             with torch.no_grad():
                 model[2].weight[0, 0] += 1e-6
         with pytest.raises(rp.RankMismatchError) as caught:
             run(model, optimizer, comm.rank, 5, start=2)
         assert optimizer.stats()["steps"] == 4
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        run(model, optimizer, comm.rank, 6, start=2)  # goes on from the checkpoint, as the error asks for
+        ends[comm.rank] = weights(model)
         return str(caught.value)
 
+    ends: dict[int, Tensor] = {}
     messages = rp.simulate(3, rank)
-    assert len(set(messages)) == 1
+    assert len(set(messages)) == 1 and all(same_bytes(ends[0], end) for end in ends.values())
     assert messages[0].startswith("after exchange 4 the ranks no longer hold the same: parameter '2.weight' on rank 1.")
 
 

@@ -426,19 +426,20 @@ def test_a_checkpoint_serves_any_number_of_ranks() -> None:
     ],
     ids=["momentum", "sparse_adam", "nesterov"],
 )
-def test_a_run_that_goes_on_ends_where_one_that_did_not_stop_does(make: Any) -> None:
+@pytest.mark.parametrize("hierarchical", [False, True])
+def test_a_run_that_goes_on_ends_where_one_that_did_not_stop_does(hierarchical: bool, make: Any) -> None:
     """SGD's momentum of rows is sparse: it once came back dense, to which Nesterov's adds nothing sparse."""
 
     def rank(comm: rp.comm.Communicator) -> None:
         results = []
         for stop in (False, True):
-            table = sharded(comm)
+            table = sharded(comm, hierarchical=hierarchical)
             optimizer = rp.DistributedOptimizer(make(table.parameters()), policy="dense", comm=comm)
             for step in range(STEPS):
                 if stop and step == 3:
                     saved = copy.deepcopy((table.state_dict(), optimizer.state_dict()))
                     optimizer.close()
-                    table = sharded(comm, seed=1)
+                    table = sharded(comm, seed=1, hierarchical=hierarchical)
                     optimizer = rp.DistributedOptimizer(make(table.parameters()), policy="dense", comm=comm)
                     table.load_state_dict(saved[0])
                     optimizer.load_state_dict(saved[1])
@@ -448,7 +449,7 @@ def test_a_run_that_goes_on_ends_where_one_that_did_not_stop_does(make: Any) -> 
             results.append(table.gathered())
         assert torch.equal(*results)
 
-    rp.simulate(3, rank, timeout=20)
+    rp.simulate(3, rank, timeout=20, ranks_per_node=2 if hierarchical else None)
 
 
 def test_what_a_class_made_of_it_has_besides_is_saved_too() -> None:

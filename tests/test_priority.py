@@ -5,6 +5,7 @@ import functools
 import gc
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -307,6 +308,34 @@ def test_a_backward_pass_too_many_is_told_on_all_ranks() -> None:
             optimizer.synchronize()
 
     rp.simulate(2, rank, timeout=60)
+
+
+def test_a_step_that_fails_raises_in_the_forward_pass_of_that_rank() -> None:
+    """And leaves no averages in .grad, to which the next backward pass would add."""
+
+    class Failing(torch.optim.SGD):
+        fails = False
+
+        def step(self, closure: Any = None) -> Any:
+            if self.fails:
+                raise MemoryError("made up")
+            return super().step(closure)
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        inner = Failing(model.parameters(), lr=0.1)
+        optimizer = wrap(model, comm, SLICED, lambda params: inner)
+        run(model, optimizer, comm.rank, 2)
+        inner.fails = comm.rank == 1
+        with pytest.raises(MemoryError) if inner.fails else nullcontext():
+            model(torch.ones(1, 64))
+        assert all(param.grad is None for param in model.parameters())
+        inner.fails = False
+        if comm.rank == 0:
+            run(model, optimizer, comm.rank, 2)
+
+    with pytest.raises(rp.CommunicatorError, match="rank 1"):  # it has gone, with steps missing
+        rp.simulate(2, rank, timeout=20)
 
 
 def test_after_ranks_have_drifted_apart_one_can_go_back_to_a_checkpoint() -> None:

@@ -187,37 +187,40 @@ def test_local_steps_divide_the_bytes() -> None:
     assert sent(rp.IWP(0.05, local_steps=4), 8) == pytest.approx(sent(rp.IWP(0.05), 2))
 
 
+@pytest.mark.parametrize("per_node", [None, 2])
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 @pytest.mark.parametrize("stop", [2 * H, 2 * H + 1])
-def test_resuming_between_and_within_intervals_is_the_same_as_not_stopping(policy: str, name: str, stop: int) -> None:
+def test_resuming_between_and_within_intervals_is_the_same_as_not_stopping(
+    policy: str, name: str, stop: int, per_node: int | None
+) -> None:
     """Law 6. The model's checkpoint is rank 0's, as most scripts save it: the optimizer's holds each rank's own."""
-    make, steps = OPTIMIZERS[name], 4 * H + 2
+    make, steps, hierarchical = OPTIMIZERS[name], 4 * H + 2, per_node is not None
 
     def straight(comm: rp.comm.Communicator) -> Tensor:
         model = make_model()
-        optimizer = wrap(model, comm, POLICIES[policy], make)
+        optimizer = wrap(model, comm, POLICIES[policy], make, hierarchical=hierarchical)
         run(model, optimizer, comm.rank, steps)
         return torch.cat([weights(model), shared(model, optimizer)])
 
     def first(comm: rp.comm.Communicator) -> dict[str, Any]:
         model = make_model()
-        optimizer = wrap(model, comm, POLICIES[policy], make)
+        optimizer = wrap(model, comm, POLICIES[policy], make, hierarchical=hierarchical)
         run(model, optimizer, comm.rank, stop)
         with optimizer.shared_weights():
             return {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
 
-    saved = rp.simulate(3, first)
+    saved = rp.simulate(3, first, ranks_per_node=per_node)
 
     def second(comm: rp.comm.Communicator) -> Tensor:
         model = make_model(seed=5)
-        optimizer = wrap(model, comm, POLICIES[policy], make)
+        optimizer = wrap(model, comm, POLICIES[policy], make, hierarchical=hierarchical)
         model.load_state_dict(saved[0]["model"])
         optimizer.load_state_dict(saved[comm.rank]["optimizer"])
         run(model, optimizer, comm.rank, steps - stop, start=stop)
         return torch.cat([weights(model), shared(model, optimizer)])
 
-    expected, got = rp.simulate(3, straight), rp.simulate(3, second)
+    expected, got = (rp.simulate(3, rank, ranks_per_node=per_node) for rank in (straight, second))
     assert all(same_bytes(a, b) for a, b in zip(expected, got, strict=True))
 
 
@@ -409,14 +412,16 @@ def test_clip_norm_bounds_a_rank_s_own_step() -> None:
     rp.simulate(4, rank)
 
 
+@pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("unscaled", [False, True])
-def test_a_grad_scaler_is_each_rank_s_own(unscaled: bool) -> None:
+def test_a_grad_scaler_is_each_rank_s_own(unscaled: bool, given: bool) -> None:
     """An overflow on one rank lowers its own scale and leaves its own step out; all ranks still exchange together."""
 
     def rank(comm: rp.comm.Communicator) -> tuple[float, Tensor, int]:
         model = make_model()
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        optimizer = wrap(model, comm, rp.IWP(1.0, local_steps=H), rate_one, scaler=scaler)
+        options = {"scaler": scaler} if given else {}
+        optimizer = wrap(model, comm, rp.IWP(1.0, local_steps=H), rate_one, **options)
         for number, batch in enumerate(batches(comm.rank, H)):
             optimizer.zero_grad()
             scaler.scale(loss_of(model, batch)).backward()

@@ -7,7 +7,7 @@ import torch
 
 import ringprune as rp
 from tests.mpi.inside import watchdog
-from tests.training import make_model, nesterov, run, same_bytes, weights, wrap
+from tests.training import make_model, nesterov, run, same_bytes, weights
 
 
 def group_of(kind: str, ranks: list[int]) -> dict[str, Any]:
@@ -27,10 +27,21 @@ def group_of(kind: str, ranks: list[int]) -> dict[str, Any]:
     return {"communicator": world.Create(world.group.Incl(ranks))}
 
 
+CASES: dict[str, dict[str, Any]] = {
+    "flat": {"policy": rp.IWP(0.05)},
+    "hierarchical": {"policy": rp.IWP(0.05), "hierarchical": True},
+    "local steps": {"policy": "iwp"},
+    "scheduled": {"policy": rp.P3()},
+    "auto": {"policy": "auto"},
+}
+
+
 def trained(comm: rp.comm.Communicator, **options: Any) -> torch.Tensor:
     model = make_model()
     rp.broadcast_parameters(model.state_dict(), comm=comm)
-    optimizer = wrap(model, comm, rp.IWP(0.05), nesterov, **options)
+    optimizer = rp.DistributedOptimizer(
+        nesterov(model.parameters()), model.named_parameters(), comm=comm, model=model, **options
+    )
     run(model, optimizer, comm.rank, 5)
     optimizer.flush()
     optimizer.load_state_dict(optimizer.state_dict())
@@ -53,9 +64,9 @@ if __name__ == "__main__":
     outside = everybody.rank == 1
     comm = rp.connect(kind, timeout=20, **options)
     assert (comm.rank, comm.size) == ((-1, 0) if outside else (everybody.rank // 2, 2))
-    for hierarchical in (False, True):
+    for name, case in CASES.items():
         if outside:
-            assert same_bytes(trained(comm, hierarchical=hierarchical), alone())
+            assert same_bytes(trained(comm, **case), alone()), name
             for refused in (lambda: comm.allreduce(torch.ones(1), name="a"), comm.divide):
                 try:
                     refused()
@@ -64,10 +75,9 @@ if __name__ == "__main__":
                 else:
                     raise AssertionError("a rank outside was let in")
         # The others begin when the rank outside is done: had it waited for one of them, all would wait.
-        everybody.allreduce(torch.ones(1), name=f"done {hierarchical}").wait()
+        everybody.allreduce(torch.ones(1), name=f"done {name}").wait()
         if not outside:
-            got = trained(comm, hierarchical=hierarchical)
-            assert not same_bytes(got, alone())
+            assert not same_bytes(trained(comm, **case), alone()), name
     comm.close()
     everybody.allreduce(torch.ones(1), name="end").wait()
     if everybody.rank == 0:
