@@ -4,6 +4,7 @@ import copy
 import math
 import os
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -312,23 +313,42 @@ def ranks_that_run_out_of_batches_join(comm: rp.comm.Communicator) -> None:
     """join() hands over zeros outside of a backward pass, where nothing can be put off until its end."""
     rest: list[Tensor] = []
     for policy in (None, rp.Dense(), rp.IWP(0.05)):
-        ddp = DistributedDataParallel(make_model()) if policy is None else wrapped(policy)[0]
+        ddp, hook = (DistributedDataParallel(make_model()), None) if policy is None else wrapped(policy)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
         with ddp.join():
             for batch in batches(comm.rank, 3 if comm.rank == 0 else 6):
                 optimizer.zero_grad()
                 loss_of(ddp, batch).backward()
                 optimizer.step()
-        rest.append(weights(ddp))
-        every = [torch.empty_like(rest[-1]) for _ in range(comm.size)]
-        torch.distributed.all_gather(every, rest[-1])
-        assert all(same_bytes(every[0], other) for other in every)
+        rest.append(weights(ddp))  # those of the last rank that had batches: DDP hands them to all
+        assert hook is None or hook.stats()["steps"] == 6, "a rank without batches goes on exchanging"
     assert torch.allclose(rest[0], rest[1], atol=1e-5)
+    assert comm.size > 2 or same_bytes(rest[0], rest[1])
+    assert not torch.allclose(rest[0], rest[2], atol=1e-5)
+
+
+def passes_in_no_sync_are_exchanged_with_the_next(comm: rp.comm.Communicator) -> None:
+    """What ranks have added up on their own comes with the first pass outside, to the bit as DDP has it."""
+    for unused in (False, True):
+        found = []
+        for hooked in (False, True):
+            ddp = DistributedDataParallel(make_model(), bucket_cap_mb=0.005, find_unused_parameters=unused)
+            if hooked:
+                ddp.register_comm_hook(None, rp.ddp_hook(rp.Dense()))
+            for number, batch in enumerate(batches(comm.rank, 9)):
+                with ddp.no_sync() if number % 3 != 2 else nullcontext():
+                    loss_of(ddp, batch).backward()
+                if number % 3 == 2:
+                    found.append(torch.cat([param.grad.flatten() for param in ddp.parameters()]))
+                    ddp.zero_grad()
+        if comm.size == 2:  # with more, sums of another order
+            assert all(same_bytes(plain, ours) for plain, ours in zip(found[:3], found[3:], strict=True))
 
 
 CHECKS = (
     dense_is_plain_ddp,
     ranks_that_run_out_of_batches_join,
+    passes_in_no_sync_are_exchanged_with_the_next,
     a_static_graph_changes_its_buckets_late,
     a_policy_is_what_the_wrapper_makes_of_it,
     resuming_equals_not_stopping,
