@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, write, show."""
     is_rank = started_by(os.environ) is not None
     options = _parsed(arguments, is_rank)
-    failures = 0
+    rows: list[dict[str, Any]] = []
+    status = 0
     try:
         if is_rank:
             with in_job() as job:
@@ -56,24 +57,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if job.rank:
                 return 0
         else:
-            rows, failures = _outside(options)
+            status = 1 if _outside(options, rows) else 0
     except (CannotHere, CannotRun) as error:
         print(f"bench_embedding: {error}", file=sys.stderr)
         return NOTHING_MEASURED
     except KeyboardInterrupt:
-        return INTERRUPTED
+        print("bench_embedding: stopped; jobs that were done are shown and written", file=sys.stderr)
+        status = INTERRUPTED
     if rows:
         table.show(rows, Console(stderr=options.json == "-"))
     write_rows(rows, options.json)
-    return 1 if failures else 0
+    return status
 
 
 def _size(options: argparse.Namespace) -> Size:
     return Size(options.rows, options.dim, options.tokens, options.dense, options.exponent, options.compute_ms)
 
 
-def _outside(options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
-    rows: list[dict[str, Any]] = []
+def _outside(options: argparse.Namespace, rows: list[dict[str, Any]]) -> int:
+    """Add to ``rows``; how many jobs have failed."""
     failures = 0
     for ranks in options.ranks:
         with Cluster.temporary(ranks, "unlimited") as cluster:
@@ -87,7 +89,7 @@ def _outside(options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
                 except ClusterError as error:
                     failures += 1
                     print(f"failed: {ranks} hosts at {rate}: {error}", file=sys.stderr)
-    return rows, failures
+    return failures
 
 
 def _job(cluster: Cluster, ranks: int, rate: str, options: argparse.Namespace) -> list[dict[str, Any]]:

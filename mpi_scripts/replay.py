@@ -51,7 +51,8 @@ each tensor), "forward_ms" and "backward_ms", in the order of the forward pass.
 Methods: horovod (hvd.DistributedOptimizer as it is), and RingPrune's policies with their arguments; @priority behind
 one schedules what it sends (LayerPriority). auto chooses from the policies given beside it, and is timed when it has.
 
-Exit status: 0; 1 a job failed; 2 wrong arguments; 3 nothing can be measured here.
+Exit status: 0; 1 a job failed; 2 wrong arguments; 3 nothing can be measured here; 130
+interrupted, with the rows of the jobs that were done.
 """
 
 
@@ -59,19 +60,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Replay, write, show."""
     is_rank = started_by(os.environ) is not None
     options = _parsed(arguments, is_rank)
+    rows: list[dict[str, Any]] = []
     try:
         if is_rank:
             return _in_job(options)
-        rows, failures = _outside(options)
+        status = 1 if _outside(options, rows) else 0
     except (CannotHere, CannotRun) as error:
         print(f"replay: {error}", file=sys.stderr)
         return NOTHING_MEASURED
     except KeyboardInterrupt:
-        return INTERRUPTED
+        print("replay: stopped; jobs that were done are shown and written", file=sys.stderr)
+        status = INTERRUPTED
     if rows:
         table.show(rows, Console(stderr=options.json == "-"))
     write_rows(rows, options.json)
-    return 1 if failures else 0
+    return status
 
 
 def _in_job(options: argparse.Namespace) -> int:
@@ -89,8 +92,8 @@ def _in_job(options: argparse.Namespace) -> int:
     return 0
 
 
-def _outside(options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
-    rows: list[dict[str, Any]] = []
+def _outside(options: argparse.Namespace, rows: list[dict[str, Any]]) -> int:
+    """Add to ``rows``; how many jobs have failed."""
     failures = 0
     with Cluster.temporary(options.ranks, "unlimited") as cluster:
         for path in options.profiles:
@@ -104,7 +107,7 @@ def _outside(options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
                 except ClusterError as error:
                     failures += 1
                     print(f"failed: {path.stem} at {rate}: {error}", file=sys.stderr)
-    return rows, failures
+    return failures
 
 
 def _job(cluster: Cluster, path: Path, rate: str, options: argparse.Namespace) -> list[dict[str, Any]]:

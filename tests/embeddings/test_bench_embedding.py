@@ -2,7 +2,10 @@
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import bench_embedding
 import numpy as np
@@ -43,6 +46,22 @@ def test_wrong_arguments(arguments: list[str], said: str, capsys: pytest.Capture
         bench_embedding.main(arguments)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_what_was_measured_before_an_interrupt_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def job(cluster: Any, ranks: int, rate: str, options: Any) -> list[dict[str, Any]]:
+        if ranks == 8:
+            raise KeyboardInterrupt
+        return [{"ranks": ranks}]
+
+    shown: list[Any] = []
+    monkeypatch.setattr(bench_embedding, "_job", job)
+    hosts = SimpleNamespace(rate=lambda rate: None)
+    monkeypatch.setattr(bench_embedding.Cluster, "temporary", lambda *what: nullcontext(hosts))
+    monkeypatch.setattr(bench_embedding.table, "show", lambda rows, console: shown.extend(rows))
+    file = tmp_path / "rows.json"
+    assert bench_embedding.main(["--ranks", "4,8", "--json", str(file)]) == bench_embedding.INTERRUPTED
+    assert json.loads(file.read_text()) == shown == [{"ranks": 4}]
 
 
 @pytest.mark.ranks

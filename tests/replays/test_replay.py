@@ -1,8 +1,10 @@
 """replay.py: rows on figures made up here, its command line, and jobs in which every method waits as it should."""
 
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -253,6 +255,25 @@ def test_wrong_arguments_are_refused_in_one_line(
         replay.main(arguments)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_what_was_measured_before_an_interrupt_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty minutes of rates that were done were thrown away with the one that was not."""
+
+    def job(cluster: Any, path: Path, rate: str, options: Any) -> list[dict[str, Any]]:
+        if rate == "2gbit":
+            raise KeyboardInterrupt
+        return [{"model": path.stem, "rate": rate}]
+
+    shown: list[Any] = []
+    monkeypatch.setattr(replay, "_job", job)
+    monkeypatch.setattr(
+        replay.Cluster, "temporary", lambda *hosts: nullcontext(SimpleNamespace(rate=lambda rate: None))
+    )
+    monkeypatch.setattr(replay.table, "show", lambda rows, console: shown.extend(rows))
+    file = tmp_path / "rows.json"
+    assert replay.main(["resnet50", "--rates", "1gbit,2gbit,4gbit", "--json", str(file)]) == replay.INTERRUPTED
+    assert json.loads(file.read_text()) == shown == [{"model": "resnet50", "rate": "1gbit"}]
 
 
 @pytest.mark.ranks
