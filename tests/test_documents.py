@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import ringprune as rp
+from ringprune.report.rows import row_of
 from tests.documents import DOCUMENTS, PAGES, ROOT, Block, anchors, blocks, code_spans, links, prose, undo
 from tests.mpi.launch import run_job
 
@@ -240,6 +241,12 @@ def test_what_other_policies_take_is_documented(name: str) -> None:
     usual = inspect.signature(rp.IWP).parameters
     differing = {p: str(v.default) for p, v in parameters.items() if p in usual and v.default != usual[p].default}
     assert dict(re.findall(r"`(\w+)` `?\"?([\w.]+)", other)) == differing
+
+
+def test_every_key_of_a_report_is_documented() -> None:
+    line: Any = {"calls": 0, "elapsed_seconds": 0.0, "values": {}, "stats": {}}
+    cells = re.findall(r"^\|([^|]+)\|", section("Rows of a report"), re.MULTILINE)
+    assert set(re.findall(r"`(\w+)`", "".join(cells))) == set(row_of(Path("run.jsonl"), [line, line]))
 
 
 def test_every_method_is_documented() -> None:
