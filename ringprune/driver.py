@@ -23,8 +23,7 @@ STALL = 5.0
 TOLD_AFTER = 60.0
 """Seconds of waiting at the end of the program that are told, and again when it has been twice as long."""
 
-_LAST = "the messages of the last step go out at the end of the program"
-_HINT = ": another rank is gone, or has made fewer steps. Call synchronize() after the last step to have errors raised"
+_HINT = "another rank is gone, or has made fewer steps. Call synchronize() after the last step to have errors raised"
 
 _log = logging.getLogger("ringprune")
 
@@ -133,9 +132,11 @@ class Driver:
             time.sleep(LONGEST_PAUSE)
             if (waited := time.monotonic() - start) > told_after:
                 told_after *= 2
-                _log.warning("%s, which has waited for them for %.0f s%s", _LAST, waited, _HINT)
+                _log.warning(
+                    "the program has waited %.0f s to end, for the messages of its last step: %s", waited, _HINT
+                )
         if not failed and self._error is not None:
-            _log.error("%s, and these did not: %s%s", _LAST, self._error, _HINT)
+            _log.error("the last step was not made to its end (%s): %s", self._error, _HINT)
         self.close()
 
     def _raise(self) -> None:

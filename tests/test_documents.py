@@ -63,8 +63,11 @@ def test_programs_run(block: Block, tmp_path: Path) -> None:
         return
     done = subprocess.run(
         [sys.executable, "-m", "tests.mpi.jobs.document", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr
 
 

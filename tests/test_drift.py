@@ -83,7 +83,7 @@ def test_ranks_that_hold_the_same_train_on(policy: str) -> None:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("policy", ["iwp", "dense"])
 def test_a_parameter_that_drifts_on_one_rank_raises_on_all(policy: str, overlap: bool) -> None:
-    def rank(comm: rp.comm.Communicator) -> str:
+    def rank(comm: rp.comm.Communicator) -> tuple[str, Tensor]:
         model = make_model()
         optimizer = wrap(model, comm, POLICIES[policy], overlap=overlap, check_every=4)
         run(model, optimizer, comm.rank, 2)
@@ -97,12 +97,10 @@ def test_a_parameter_that_drifts_on_one_rank_raises_on_all(policy: str, overlap:
         model.load_state_dict(saved[0])
         optimizer.load_state_dict(saved[1])
         run(model, optimizer, comm.rank, 6, start=2)  # goes on from the checkpoint, as the error asks for
-        ends[comm.rank] = weights(model)
-        return str(caught.value)
+        return str(caught.value), weights(model)
 
-    ends: dict[int, Tensor] = {}
-    messages = rp.simulate(3, rank)
-    assert len(set(messages)) == 1 and all(same_bytes(ends[0], end) for end in ends.values())
+    messages, ends = zip(*rp.simulate(3, rank), strict=True)
+    assert len(set(messages)) == 1 and all(same_bytes(ends[0], end) for end in ends)
     assert messages[0].startswith("after exchange 4 the ranks no longer hold the same: parameter '2.weight' on rank 1.")
 
 

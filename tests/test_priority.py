@@ -3,19 +3,33 @@
 import copy
 import functools
 import gc
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import ringprune as rp
+from ringprune import driver
 from tests.test_gates import Attention
-from tests.training import OPTIMIZERS, MakeOptimizer, batches, loss_of, make_model, run, same_bytes, sgd, weights
+from tests.training import (
+    OPTIMIZERS,
+    FailingSGD,
+    MakeOptimizer,
+    batches,
+    loss_of,
+    make_model,
+    run,
+    same_bytes,
+    sgd,
+    weights,
+)
 
 SLICED = rp.P3(slice_bytes=4096, credit_bytes=8192, fuse_bytes=600)
 IWP = rp.IWP(0.05)
@@ -313,29 +327,52 @@ def test_a_backward_pass_too_many_is_told_on_all_ranks() -> None:
 def test_a_step_that_fails_raises_in_the_forward_pass_of_that_rank() -> None:
     """And leaves no averages in .grad, to which the next backward pass would add."""
 
-    class Failing(torch.optim.SGD):
-        fails = False
-
-        def step(self, closure: Any = None) -> Any:
-            if self.fails:
-                raise MemoryError("made up")
-            return super().step(closure)
-
     def rank(comm: rp.comm.Communicator) -> None:
         model = make_model()
-        inner = Failing(model.parameters(), lr=0.1)
+        inner = FailingSGD(model.parameters(), lr=0.1)
         optimizer = wrap(model, comm, SLICED, lambda params: inner)
         run(model, optimizer, comm.rank, 2)
-        inner.fails = comm.rank == 1
-        with pytest.raises(MemoryError) if inner.fails else nullcontext():
+        inner.error = MemoryError("made up") if comm.rank == 1 else None
+        with pytest.raises(MemoryError) if inner.error else nullcontext():
             model(torch.ones(1, 64))
         assert all(param.grad is None for param in model.parameters())
-        inner.fails = False
+        inner.error = None
         if comm.rank == 0:
             run(model, optimizer, comm.rank, 2)
 
     with pytest.raises(rp.CommunicatorError, match="rank 1"):  # it has gone, with steps missing
         rp.simulate(2, rank, timeout=20)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_waiting_at_the_end_of_the_program_is_told(
+    fails: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one rank a step short a job waited in silence; what went wrong there was dropped, and the status was 0."""
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+        if fails and now > 0.015:
+            last._error = RuntimeError("rank 1 is gone")
+
+    class Dispatch:
+        complete = True
+
+        @property
+        def quiet(self) -> bool:
+            return now > 0.05
+
+    monkeypatch.setattr(driver, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(driver, "TOLD_AFTER", 0.01)
+    monkeypatch.delattr(sys, "last_value", raising=False)  # pytest leaves a failed test's error there
+    last = driver.Driver(cast(Any, Dispatch()), torch.device("cpu"), threaded=False)
+    last._end()
+    levels = [record.levelname for record in caplog.records]
+    assert levels == (["WARNING", "ERROR"] if fails else 3 * ["WARNING"]), "after 10, 20 and 40 ms"
+    assert all("has made fewer steps" in record.getMessage() for record in caplog.records)
+    assert ("rank 1 is gone" in caplog.text) == fails
 
 
 def test_after_ranks_have_drifted_apart_one_can_go_back_to_a_checkpoint() -> None:

@@ -189,8 +189,12 @@ def test_a_compressed_exchange_beside_it_is_as_without(way: str) -> None:
         groups = [{"params": tables_of(model), "lr": 0.0}] if tables else []
         optimizer = rp.DistributedOptimizer(
             torch.optim.SGD([*groups, {"params": model["out"].parameters()}], lr=0.01, momentum=0.9),
-            model.named_parameters(), policy=policy, comm=comm, model=model, check_every=1,
-        )  # fmt: skip
+            model.named_parameters(),
+            policy=policy,
+            comm=comm,
+            model=model,
+            check_every=1,
+        )
         for step in range(4):
             optimizer.zero_grad()
             loss_of_words(model, comm.rank, step).backward()
@@ -254,9 +258,13 @@ def test_several_backward_passes_are_one_step() -> None:
     def rank(comm: rp.comm.Communicator, passes: int) -> Tensor:
         model = make_words()
         optimizer = rp.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), policy="parallax", comm=comm,
-            model=model, backward_passes_per_step=passes,
-        )  # fmt: skip
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            model.named_parameters(),
+            policy="parallax",
+            comm=comm,
+            model=model,
+            backward_passes_per_step=passes,
+        )
         for step in range(0, 4, 2):
             optimizer.zero_grad()
             losses = [loss_of_words(model, comm.rank, step + i) for i in range(2)]

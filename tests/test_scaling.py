@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import ringprune as rp
-from tests.training import batches, loss_of, make_model, nesterov, same_bytes, train, weights, wrap
+from tests.training import FailingSGD, batches, loss_of, make_model, nesterov, same_bytes, train, weights, wrap
 
 IWP = rp.IWP(0.05)
 
@@ -120,18 +120,11 @@ def test_a_scale_that_nothing_can_be_divided_by_is_told(policy: rp.Policy, overl
 def test_after_an_error_of_the_optimizer_a_plain_step_is_one() -> None:
     """What GradScaler.step had left in the optimizer stayed: the next step took itself for one of the scaler's."""
 
-    class Failing(torch.optim.SGD):
-        fails = True
-
-        def step(self, closure: Any = None) -> Any:
-            if self.fails:
-                raise MemoryError("made up")
-            return super().step(closure)
-
     def rank(comm: rp.comm.Communicator) -> None:
         model = make_model()
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        inner = Failing(model.parameters(), lr=0.1)
+        inner = FailingSGD(model.parameters(), lr=0.1)
+        inner.error = MemoryError("made up")
         optimizer = rp.DistributedOptimizer(inner, comm=comm, policy=rp.Dense(), scaler=scaler)
         scaler.scale(loss_of(model, next(iter(batches(comm.rank, 1))))).backward()
         with pytest.raises(MemoryError):

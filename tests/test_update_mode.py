@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import ringprune as rp
 from tests.training import (
     OPTIMIZERS,
+    FailingSGD,
     batches,
     loss_of,
     make_model,
@@ -574,18 +575,10 @@ def test_weights_that_one_rank_alone_changes_between_intervals_are_found() -> No
 def test_an_optimizer_that_fails_on_one_rank_is_told_to_all(caplog: pytest.LogCaptureFixture) -> None:
     """Gradients are a rank's own, so its optimizer may fail alone: the others once waited for it in the exchange."""
 
-    class Failing(torch.optim.SGD):
-        fails = False
-
-        def step(self, closure: Any = None) -> Any:
-            if self.fails:
-                raise TypeError("cannot go on")
-            return super().step(closure)
-
     def rank(comm: rp.comm.Communicator) -> None:
         model = make_model()
-        optimizer = wrap(model, comm, POLICIES["iwp"], lambda params: Failing(params, lr=0.1))
-        optimizer._inner.fails = comm.rank == 1
+        optimizer = wrap(model, comm, POLICIES["iwp"], lambda params: FailingSGD(params, lr=0.1))
+        optimizer._inner.error = TypeError("cannot go on") if comm.rank == 1 else None
         with pytest.raises(rp.UsageError, match=r"rank 1: TypeError in step\(\) of the wrapped optimizer: cannot go"):
             run(model, optimizer, comm.rank, H)
 

@@ -42,6 +42,17 @@ def adamw(params: Any) -> torch.optim.Optimizer:
 OPTIMIZERS: dict[str, MakeOptimizer] = {f.__name__: f for f in (sgd, nesterov, decayed, maximize, plain_sgd, adamw)}
 
 
+class FailingSGD(torch.optim.SGD):
+    """One whose step raises ``error``, where there is one."""
+
+    error: Exception | None = None
+
+    def step(self, closure: Any = None) -> Any:
+        if self.error is not None:
+            raise self.error
+        return super().step(closure)
+
+
 def make_model(seed: int = 0) -> nn.Module:
     """Two packed matrices (4,096 and 3,072 entries), one small one, biases."""
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 48), nn.Tanh(), nn.Linear(48, 10))

@@ -68,9 +68,25 @@ def test_what_was_measured_before_an_interrupt_is_kept(tmp_path: Path, monkeypat
 def test_a_job_measures_every_method_and_writes_documented_rows(tmp_path: Path) -> None:
     file = tmp_path / "rows.json"
     run_job(
-        "mpi_scripts.bench_embedding", "--rows", "500", "--dim", "16", "--tokens", "60", "--dense", "100",
-        "--rounds", "2", "--steps", "2", "--json", str(file), np=2, launcher="mpirun", timeout=120,
-    )  # fmt: skip
+        "mpi_scripts.bench_embedding",
+        "--rows",
+        "500",
+        "--dim",
+        "16",
+        "--tokens",
+        "60",
+        "--dense",
+        "100",
+        "--rounds",
+        "2",
+        "--steps",
+        "2",
+        "--json",
+        str(file),
+        np=2,
+        launcher="mpirun",
+        timeout=120,
+    )
     rows = {row["method"]: row for row in json.loads(file.read_text())}
     assert list(rows) == bench_embedding.DEFAULTS
     section = API.read_text().split("## Training with a large embedding")[1].split("\n## ")[0]

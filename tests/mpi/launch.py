@@ -128,9 +128,14 @@ def _run(command: list[str], environment: dict[str, str], timeout: float) -> Job
     # Output goes to a file: a pipe would keep us reading for as long as any process of the job lives.
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=ROOT,
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            cwd=ROOT,
             start_new_session=True,
-        )  # fmt: skip
+        )
         returncode: int | None
         try:
             returncode = process.wait(timeout)

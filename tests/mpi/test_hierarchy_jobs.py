@@ -47,8 +47,12 @@ def cluster(folder: Path, *arguments: str, timeout: float = 60.0) -> "subprocess
     variables = {"RINGPRUNE_CLUSTER": str(folder), "PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
         [sys.executable, str(CLUSTER), *arguments],
-        cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
+        cwd=ROOT,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
 
 
 @pytest.fixture

@@ -282,10 +282,21 @@ def test_methods_are_replayed_in_a_job(tmp_path: Path) -> None:
     write(PROFILE, tmp_path / "tiny.json")
     methods = ["horovod", "dense", "p3", "iwp:density=0.05@priority"]
     run_job(
-        "mpi_scripts.replay", str(tmp_path / "tiny.json"), "--methods", *methods, "--rounds", "2", "--iterations", "2",
-        "--json", str(tmp_path / "rows.json"), "--trace", str(tmp_path / "trace.json"), timeout=120,
+        "mpi_scripts.replay",
+        str(tmp_path / "tiny.json"),
+        "--methods",
+        *methods,
+        "--rounds",
+        "2",
+        "--iterations",
+        "2",
+        "--json",
+        str(tmp_path / "rows.json"),
+        "--trace",
+        str(tmp_path / "trace.json"),
+        timeout=120,
         environment={"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     rows = {row["method"]: row for row in json.loads((tmp_path / "rows.json").read_text())}
     assert list(rows) == methods
     for row in rows.values():
@@ -304,10 +315,27 @@ def test_a_cluster_is_made_for_a_replay(tmp_path: Path) -> None:
         pytest.skip(reason)
     write(PROFILE, tmp_path / "tiny.json")
     job = run_job(
-        "mpi_scripts.replay", str(tmp_path / "tiny.json"), "--methods", "p3", "--rates", "1gbit", "--ranks", "2",
-        "--time-scale", "2", "--rounds", "1", "--iterations", "2", "--communicator", "torch",
-        "--json", str(tmp_path / "rows.json"), launcher="alone", timeout=120,
-    )  # fmt: skip
+        "mpi_scripts.replay",
+        str(tmp_path / "tiny.json"),
+        "--methods",
+        "p3",
+        "--rates",
+        "1gbit",
+        "--ranks",
+        "2",
+        "--time-scale",
+        "2",
+        "--rounds",
+        "1",
+        "--iterations",
+        "2",
+        "--communicator",
+        "torch",
+        "--json",
+        str(tmp_path / "rows.json"),
+        launcher="alone",
+        timeout=120,
+    )
     (row,) = json.loads((tmp_path / "rows.json").read_text())
     assert (row["rate"], row["time_scale"], row["ranks"]) == ("1gbit", 2.0, 2), job.output
     sent = 4 * PROFILE.entries  # 2 ranks: 2 (P-1)/P = 1
