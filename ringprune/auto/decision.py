@@ -10,13 +10,17 @@ from ringprune.prediction.workload import Layer
 from ringprune.routing import LargeMatrices, Named
 from ringprune.timeline import Times
 
-__all__ = ["Option", "choose", "options", "sentence", "workload_of"]
+__all__ = ["Option", "as_exchanged", "choose", "options", "sentence", "workload_of"]
 
 TRUST = 1.15
 """A candidate that may be faster than predicted by this factor is tried before it is dismissed."""
 
 TRIALS = 3
 """Candidates that are tried in one round, that which training is with included."""
+
+MIXED = 0.1
+"""Share by which a step has to be predicted faster with some packed buckets whole: the times of both ways are wrong by
+that much, each in its own direction, and what comes of it is timed only against other candidates."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +40,21 @@ class Option:
     packed: int = 0
 
 
-def workload_of(specs: Sequence[ParamSpec], times: Times) -> Workload:
-    """What is trained, one layer for each parameter.
+def workload_of(specs: Sequence[ParamSpec], times: Sequence[Times]) -> Workload:
+    """What is trained, one layer for each parameter, from the times of all ranks: of each the longest.
 
     Buckets are exchanged in the order of the parameters, from the last on: a gradient that comes before those of later
     parameters waits for them, and so it counts as theirs.
     """
     layers: list[Layer] = []
-    before = since = min((ready for ready in times.ready if ready), default=0.0)
-    for spec, ready in zip(reversed(specs), reversed(times.ready), strict=True):
+    ready_at = [max(ready) for ready in zip(*(rank.ready for rank in times), strict=True)]
+    before = since = min((ready for ready in ready_at if ready), default=0.0)
+    for spec, ready in zip(reversed(specs), reversed(ready_at), strict=True):
         until = max(since, ready)
         layers.insert(0, Layer(spec.name, (spec.shape,), 0.0, until - since))
         since = until
     # What follows the last gradient, the optimizer's step and the loading of data, hides nothing: nor does forward.
-    layers[0] = replace(layers[0], forward_seconds=before + max(0.0, times.compute - since))
+    layers[0] = replace(layers[0], forward_seconds=before + max(0.0, max(rank.compute for rank in times) - since))
     return Workload("the model", tuple(layers), "measured now", tuple(specs))
 
 
@@ -62,13 +67,20 @@ def _option(setting: Setting, policy: Policy) -> Option:
     plan = setting.plan(policy)
     if all(bucket.route == "dense" for bucket in plan.buckets):
         return Option(policy, predict(setting, policy))
-    mixture = mix(setting, policy)
+    mixture, whole = mix(setting, policy), predict(setting, policy)
+    pays = (1 + MIXED) * mixture.prediction.seconds < whole.seconds
     # With nothing packed it would be dense by another name; what somebody chose by name is left as it is.
-    if mixture.dense in (0, mixture.packed) or not isinstance(policy.routing, LargeMatrices):
-        return Option(policy, predict(setting, policy), 0, mixture.packed)
+    if mixture.dense in (0, mixture.packed) or not pays or not isinstance(policy.routing, LargeMatrices):
+        return Option(policy, whole, 0, mixture.packed)
     routed = zip(plan.buckets, mixture.routes, strict=True)
     packed = [plan.params[i].name for bucket, route in routed if route == "packed" for i in bucket.members]
     return Option(packing(policy, packed), mixture.prediction, mixture.dense, mixture.packed)
+
+
+def as_exchanged(setting: Setting, candidate: Policy, policy: Policy) -> Option:
+    """A candidate as training is with it: ``policy``, which may pack fewer buckets."""
+    packed, now = (sum(b.route == "packed" for b in setting.plan(p).buckets) for p in (candidate, policy))
+    return Option(policy, predict(setting, policy), packed - now, packed)
 
 
 def packed_of(policy: Policy) -> list[str] | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ringprune import arguments
 from ringprune.auto.choice import Auto, names_of
-from ringprune.auto.decision import Option, choose, options, packed_of, packing, sentence, workload_of
+from ringprune.auto.decision import Option, as_exchanged, choose, options, packed_of, packing, sentence, workload_of
 from ringprune.clock import clock_for
 from ringprune.comm.communicator import ASKED
 from ringprune.errors import CheckpointError, RingPruneError
@@ -173,9 +173,17 @@ class Pilot:
             self._deciding, since, first = True, time.perf_counter(), self._step
             taken = yield from self._timed()
             times = yield from self._held()
-            if not self._measure(times, taken):
+            setting = self._measure(times)
+            if setting is None:
                 self._deciding = False
                 return
+            self._options, self._seconds = options(setting, self._policies), {}
+            if self._packs_otherwise(setting):
+                yield from self._change(self.chosen)
+                yield from _pass(SETTLING)
+                taken = yield from self._timed()
+            self._options[self.chosen] = as_exchanged(setting, self._policies[self.chosen], self._policy)
+            self._note(taken)
             settled, tried = self.chosen, {self.chosen}
             # What was timed long ago says less and less.
             self._ratios = {i: r if i == settled else math.sqrt(r) for i, r in self._ratios.items()}
@@ -225,21 +233,14 @@ class Pilot:
 
     # -- measuring ----------------------------------------------------------------------------------------------------
 
-    def _measure(self, times: Times, taken: float) -> bool:
-        """Measure, agree, predict; False where that failed, and nothing will be changed any more."""
+    def _measure(self, times: Times) -> Setting | None:
+        """Measure, and agree; None where that failed, and nothing will be changed any more."""
         failure, speeds = "", self._speeds
         device, comm = self._parts.params[0].device, self._parts.comm
         try:
             if speeds is None:
-                slower = CPU  # what a message and a tensor cost is not measured while training
-                speeds = measured(
-                    slower.message,
-                    slower.tensor,
-                    entries=ENTRIES,
-                    repetitions=REPETITIONS,
-                    device=device,
-                    together=True,
-                )
+                costs = CPU.message, CPU.tensor  # not measured while training
+                speeds = measured(*costs, entries=ENTRIES, repetitions=REPETITIONS, device=device, together=True)
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"
         with self.mode.metrics.sending("headers"):
@@ -255,26 +256,14 @@ class Pilot:
         if failed:
             rank = min(failed)
             self._tell(f"rank {rank} could not be measured ({failed[rank]}): it stays {self._names[self.chosen]}")
-            return False
+            return None
         self._link = link
         self._speeds = slowest_of([report["speeds"] for report in reports])
-        ready = zip(*(report["ready"] for report in reports), strict=True)
-        slowest = Times(max(report["compute"] for report in reports), tuple(map(max, ready)))
-        specs, settings = self._parts.plan.params, self._parts.settings
-        setting = Setting(
-            workload_of(specs, slowest),
-            comm.size,
-            link,
-            self._speeds,
-            self._bucket_bytes,
-            settings.overlap,
-            self._groups,
-            comm.kind in ASKED,
+        all_times = [Times(report["compute"], report["ready"]) for report in reports]
+        workload, overlap = workload_of(self._parts.plan.params, all_times), self._parts.settings.overlap
+        return Setting(
+            workload, comm.size, link, self._speeds, self._bucket_bytes, overlap, self._groups, comm.kind in ASKED
         )
-        self._options = options(setting, self._policies)
-        self._seconds = {}
-        self._note(taken)
-        return True
 
     def _kinds(self) -> set[Any]:
         """The collectives that the candidates make."""
@@ -290,6 +279,15 @@ class Pilot:
         """What is exchanged with now was timed."""
         self._seconds[self.chosen] = taken
         self._ratios[self.chosen] = taken / self._options[self.chosen].prediction.seconds
+
+    def _packs_otherwise(self, setting: Setting) -> bool:
+        """Whether what is exchanged with now had better pack other buckets than it does: rank 0 says so, and which."""
+        found, candidate = self._options[self.chosen], self._policies[self.chosen]
+        seconds = as_exchanged(setting, candidate, self._policy).prediction.seconds
+        better = (1 + HYSTERESIS) * found.prediction.seconds < seconds
+        packed = self._gather({"packed": packed_of(found.policy if better else self._policy)})[0]["packed"]
+        self._options[self.chosen] = replace(found, policy=packing(candidate, packed))
+        return bool(packed != packed_of(self._policy))
 
     def _decide(self, tried: set[int], settled: int, hysteresis: float) -> int:
         """Rank 0's choice, and what of it is packed, on all ranks: no rounding of one's processor may part them."""
@@ -348,7 +346,8 @@ class Pilot:
             return
         rank = next(rank for rank, text in enumerate(failures) if text)
         self._tell(f"rank {rank} cannot exchange by {self._names[target]} ({failures[rank]})")
-        self._refused.add(target)
+        if target != before[0]:
+            self._refused.add(target)
         old.close()
         if self.mode is not old:
             self.mode.hand_over({})  # it has made no step

@@ -160,6 +160,33 @@ def test_all_ranks_pack_what_rank_0_packs(monkeypatch: pytest.MonkeyPatch) -> No
         assert sent == 0
 
 
+@pytest.mark.parametrize(("faster", "dense"), [(0.5, 1), (0.95, 0)], ids=["by enough", "hardly"])
+def test_what_is_said_to_be_packed_is_packed(monkeypatch: pytest.MonkeyPatch, faster: float, dense: int) -> None:
+    """Where training stayed with a candidate, another mixture of it was told, and timed against, but never made."""
+    follow(monkeypatch, [])
+    find = pilot.options
+
+    def found(setting: Any, policies: Any) -> list[Any]:
+        options = find(setting, policies)
+        step = replace(options[0].prediction, seconds=faster * options[0].prediction.seconds)
+        options[0] = replace(options[0], policy=packing(policies[0], ["0.weight"]), prediction=step)
+        return options
+
+    monkeypatch.setattr(pilot, "options", found)
+
+    def rank(comm: rp.comm.Communicator) -> tuple[str, Tensor, list[str]]:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.Auto((rp.IWP(0.5), rp.Dense())), bucket_bytes=10_000)
+        run(model, optimizer, comm.rank, 20)
+        buckets = cast(GradientMode, optimizer._mode).plan.buckets
+        return optimizer.stats()["auto"]["said"], weights(model), [bucket.route for bucket in buckets]
+
+    for said, trained, routes in (first := rp.simulate(2, rank, timeout=60)):
+        assert ("(1 of 2 packed buckets stay dense)" in said) == bool(dense)
+        assert routes.count("packed") == 2 - dense
+        assert torch.equal(trained, first[0][1])
+
+
 def test_a_rate_that_fell_before_a_change_has_fallen(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -302,9 +329,7 @@ def test_a_step_that_is_not_made_is_not_timed(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(pilot, "HELD", (3, 3, 0.0))
     seen: list[Any] = []
     measure = pilot.Pilot._measure
-    monkeypatch.setattr(
-        pilot.Pilot, "_measure", lambda self, times, taken: seen.append(times.compute) or measure(self, times, taken)
-    )
+    monkeypatch.setattr(pilot.Pilot, "_measure", lambda self, times: seen.append(times.compute) or measure(self, times))
 
     def rank(comm: rp.comm.Communicator) -> None:
         model, slow = make_model(), cast(Any, Slow(comm))
