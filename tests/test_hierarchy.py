@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 import ringprune as rp
+from ringprune import wire
+from ringprune.exchange.packed import PackedLane
 from tests.test_laws import POLICIES, reference
 from tests.training import (
     OPTIMIZERS,
@@ -229,6 +231,59 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all() -> None:
 
     results = on_nodes(4, 2, rank)
     assert all(same_bytes(got, results[0][0]) and skipped == 1 for got, skipped in results)
+
+
+# -- what goes wrong between the nodes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(("policy", "reader"), [("one root", "IndexCode"), ("8 bits", "ValueCode")])
+@several
+def test_what_fails_between_nodes_is_told_inside_them(
+    size: int, per_node: int, policy: str, reader: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the nodes' first ranks have the message: the others waited for the averages until the job ended."""
+    decode, bad = getattr(wire, reader).decode, {"now": False}
+
+    def damaged(code: Any, message: Tensor, *rest: Any, **named: Any) -> Any:
+        if bad["now"]:
+            raise rp.CommunicatorError(f"{named['name']}: it is damaged")
+        return decode(code, message, *rest, **named)
+
+    monkeypatch.setattr(getattr(wire, reader), "decode", damaged)
+
+    def rank(comm: rp.comm.Communicator) -> tuple[str, bool]:
+        model, optimizer = wrapped(comm, POLICIES[policy], overlap=overlap, bucket_bytes=13_000)
+        run(model, optimizer, comm.rank, 2)
+        before = weights(model)
+        comm.barrier(name="two steps are made")
+        bad["now"] = True
+        optimizer.zero_grad()
+        loss_of(model, next(batches(comm.rank, 1, 2))).backward()
+        with pytest.raises(rp.CommunicatorError) as raised:
+            optimizer.step()
+        assert same_bytes(weights(model), before)
+        assert comm.allreduce(torch.ones(1), name="afterwards").wait().item() == size
+        return str(raised.value), comm.rank % per_node == 0
+
+    for message, first in rp.simulate(size, rank, ranks_per_node=per_node, timeout=30):
+        assert ("it is damaged" in message) == first
+        assert first or "the first rank of this node could not exchange it with the other nodes" in message
+
+
+def test_a_flush_that_fails_between_nodes_is_told_inside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(lane: Any, outputs: Any) -> None:
+        raise rp.CommunicatorError("the network is down")
+
+    monkeypatch.setattr(PackedLane, "flush", fails)
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model, optimizer = wrapped(comm, POLICIES["one root"])
+        run(model, optimizer, comm.rank, 2)
+        with pytest.raises(rp.CommunicatorError, match="down" if comm.rank % 2 == 0 else "first rank of this node"):
+            optimizer.flush()
+
+    rp.simulate(4, rank, ranks_per_node=2, timeout=30)
 
 
 # -- ranks that differ ------------------------------------------------------------------------------------------------

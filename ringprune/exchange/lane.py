@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ringprune.comm.communicator import Communicator
+from ringprune.errors import RingPruneError
 from ringprune.exchange.rotation import Rotation
 from ringprune.guard import Guard
 from ringprune.metrics import Content, Metrics
@@ -50,6 +51,7 @@ class Setting:
         rotation: whose turn it is, where packed tensors take turns.
         whole: send all entries, and as they are, so that nothing is kept back.
         first: the step at which this exchange began, where another one had gone before.
+        failure: in a hierarchy, what went wrong between the nodes in this step.
     """
 
     policy: Policy
@@ -65,6 +67,7 @@ class Setting:
     rotation: Rotation | None = None
     whole: bool = False
     first: int = 0
+    failure: RingPruneError | None = None
 
     def sums_by_ring(self, values: Tensor) -> bool:
         """Whether ``values`` are summed by our ring."""

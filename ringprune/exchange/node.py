@@ -1,18 +1,27 @@
 """A bucket in a hierarchy: gradients are summed inside the node, and the node's first rank exchanges for all of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from ringprune import packing
 from ringprune.comm.communicator import Handle, Nodes
+from ringprune.errors import CommunicatorError, RingPruneError
 from ringprune.exchange.lane import Lane, Setting, StateOf, UnderWay
 from ringprune.plan import Bucket
 from ringprune.residual import Correction
 from ringprune.wire import ValueCode
 
 __all__ = ["NodeLane"]
+
+T = TypeVar("T")
+
+WHOLE = {torch.float32: torch.int32, torch.float64: torch.int64}
+
+FAILED = {torch.float32: 0x7FD25052, torch.float64: 0x7FFA_5052_5052_5052}
+"""Bits of the first value where there are no averages: a NaN that no arithmetic makes."""
 
 
 class NodeLane(Lane):
@@ -62,19 +71,41 @@ class NodeLane(Lane):
         if self.between is None:
             return
         assert self._correction is not None
-        self.between.start(step, self._parts(), self._correction)
-        while self.between.advance():
-            yield self.between
+        between, correction = self.between, self._correction
+        self._between(lambda: between.start(step, self._parts(), correction))
+        while self._between(between.advance):
+            yield between
+
+    def _between(self, turn: Callable[[], T]) -> T | None:
+        """A turn between the nodes. After one that failed there are none: the node's other ranks are told instead.
+
+        All first ranks fail in the same turn: they have the same messages.
+        """
+        if self._setting.failure is None:
+            try:
+                return turn()
+            except RingPruneError as error:
+                self._setting.failure = error
+        return None
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
         """On the node's first rank wait for the averages; on all of them start to pass them on."""
-        if self.between is not None:
-            self.between.finish(self._parts())
+        if (between := self.between) is not None:
+            self._between(lambda: between.finish(self._parts()))
         self._pass_on(outputs)
 
     def settle(self) -> None:
-        """Wait for the averages inside the node, and write them."""
+        """Wait for the averages inside the node, and write them.
+
+        Raises:
+            CommunicatorError: the nodes could not exchange them; on all ranks.
+        """
         self._wait_for_node()
+        if FAILED[self._buffer.dtype] in self._mark().tolist():
+            raise self._setting.failure or CommunicatorError(
+                f"bucket {self.bucket.index}: the first rank of this node could not exchange it with the other nodes; "
+                "the error there says why"
+            )
         with self._setting.metrics.stage("unpack"):
             packing.unflatten(self._outputs, self._buffer)
         self._outputs = ()
@@ -96,15 +127,20 @@ class NodeLane(Lane):
 
     def abandon(self) -> None:
         """Wait for the last message and forget it; the state is as it was before."""
+        if self._setting.failure is not None:
+            raise self._setting.failure
         if self.between is not None:
             self.between.abandon()
 
     def flush(self, outputs: Sequence[Tensor]) -> None:
         """Send what the nodes keep, whole, and write its average."""
-        if self.between is not None:
-            self.between.flush(self._parts())
+        between, parts = self.between, self._parts()
         if self.bucket.route != "packed":
+            if between is not None:
+                between.flush(parts)
             return  # what rounding drops stays with the nodes
+        if between is not None:
+            self._between(lambda: between.flush(parts))
         self._pass_on(outputs)
         self.settle()
 
@@ -121,7 +157,13 @@ class NodeLane(Lane):
         with self._setting.metrics.stage("node"):
             if self.between is not None and self._restored != 1.0:
                 self._buffer.mul_(self._restored)
+            if self._setting.failure is not None:
+                self._mark().fill_(FAILED[self._buffer.dtype])
             self._handle = self._local.broadcast(self._buffer, 0, name=f"bucket {self.bucket.index} averages")
+
+    def _mark(self) -> Tensor:
+        """The bits of the first average, if there is one."""
+        return self._buffer[:1].view(WHOLE[self._buffer.dtype])
 
     def _wait_for_node(self) -> None:
         handle, self._handle = self._handle, None
