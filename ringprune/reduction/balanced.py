@@ -50,7 +50,9 @@ class BalancedReduction(PhasedSum):
     Every rank that has a hand keeps the same part of it. As entries are dealt by a hash, what each of them finds
     largest among its own is nearly what is largest among all.
 
-    Making it starts the first message. All ranks make, advance and wait for the same ones in the same order.
+    Making it starts the first message. All ranks make, advance and wait for the same ones in the same order. The first
+    tells every rank its own numbers: one that is nonsense raises where it came, and the others wait for that rank as
+    for one that is gone.
 
     Args:
         comm: the communicator.

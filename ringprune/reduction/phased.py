@@ -23,7 +23,8 @@ class PhasedSum(ABC):
     def __init__(self, messages: int) -> None:
         self._left = messages - 1
         self._phases = self._run()
-        self._handle = next(self._phases)
+        self._error: RingPruneError | None = None
+        self._handle = self._next()
 
     @abstractmethod
     def _run(self) -> Generator[Handle, None, tuple[Tensor, Tensor]]:
@@ -41,8 +42,17 @@ class PhasedSum(ABC):
     def advance(self) -> None:
         """Wait for the message under way and start the next; raises as :meth:`wait` does."""
         self._handle.wait()
+        self._handle = self._next()
         self._left -= 1
-        self._handle = next(self._phases)
+
+    def _next(self) -> Handle:
+        if self._error is not None:
+            raise self._error
+        try:
+            return next(self._phases)
+        except RingPruneError as error:
+            self._error = error  # a generator that has raised is over, and tells no second time
+            raise
 
     def wait(self) -> tuple[Tensor, Tensor]:
         """Block until the sums are complete.
@@ -54,13 +64,13 @@ class PhasedSum(ABC):
         Raises:
             ArgumentTypeError, ConfigurationError: this rank's indices and values cannot be summed.
             CommunicatorError: another rank's cannot, a message was damaged, a rank is gone, or the time limit was
-                reached. What is wrong with one rank's entries raises on all ranks.
+                reached. What is wrong with one rank's entries raises on all ranks. Raised again, as often as asked.
         """
         while self.unfinished:
             self.advance()
         self._handle.wait()
         try:
-            next(self._phases)
+            self._next()
         except StopIteration as end:
             sums: tuple[Tensor, Tensor] = end.value
             return sums

@@ -133,9 +133,11 @@ class IndexCode:
         positions = np.empty(kept, np.int32)
         first, second = words[: self._first_words], words[self._first_words :]
         if self.coding == "list":
-            positions[:] = first.view(np.int32)[:kept]
-            lawful = kept == 0 or bool(
-                (positions[0] >= 0) & (positions[-1] < self.numel) & (positions[1:] > positions[:-1]).all()
+            listed = first.view(np.int32)
+            positions[:] = listed[:kept]
+            lawful = not listed[kept:].any() and (
+                kept == 0
+                or bool((positions[0] >= 0) & (positions[-1] < self.numel) & (positions[1:] > positions[:-1]).all())
             )
         elif self.coding == "bitmap":
             lawful = read_bitmap(first, self.numel, positions)

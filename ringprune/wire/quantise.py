@@ -12,6 +12,8 @@ BLOCK = 256
 """Values that share a scale: a bfloat16 of 16 bits, 0.06 bits per value."""
 
 SMALLEST = np.float32(2.0**-126)
+INFINITY, NOT_A_NUMBER = np.uint32(0x7F800000), np.uint16(0x7FC0)  # bits of a float32, of a bfloat16
+MAGNITUDE = np.uint32(0x7FFFFFFF)
 
 Array: TypeAlias = Any  # of numpy; the dtypes stand in the docstrings
 
@@ -22,6 +24,7 @@ def quantise(values: Array, levels: int, scales: Array, codes: Array, rest: Arra
 
     The scale is the largest magnitude over ``levels``, rounded up to bfloat16, or down where that would overflow. Then
     ``code * scale`` is exact in float32, and so is what rounding drops: ``value = code * scale + rest`` without error.
+    A block with NaN or infinity becomes NaN, and its rest too.
 
     Args:
         values: float32, shape ``(n,)``.
@@ -33,11 +36,18 @@ def quantise(values: Array, levels: int, scales: Array, codes: Array, rest: Arra
     for block in range(scales.size):
         lo = block * BLOCK
         hi = min(lo + BLOCK, values.size)
-        largest = np.float32(0)
+        bits = np.uint32(0)  # of the largest magnitude: as floats a NaN would be lost among the others
         for i in range(lo, hi):
-            largest = max(largest, abs(values[i]))
+            bits = max(bits, bits_of(values[i]) & MAGNITUDE)
+        if bits >= INFINITY:
+            scales[block] = NOT_A_NUMBER
+            for i in range(lo, hi):
+                codes[i] = 0
+                rest[i] = np.float32(np.nan)
+            continue
+        largest = float_of(bits)
         rounded = (bits_of(np.float32(largest / np.float32(levels))) + np.uint32(0xFFFF)) >> np.uint32(16)
-        if np.isinf(float_of(rounded << np.uint32(16)) * np.float32(levels)) and not np.isinf(largest):
+        if np.isinf(float_of(rounded << np.uint32(16)) * np.float32(levels)):
             rounded -= np.uint32(1)
         scales[block] = rounded
         scale = float_of(rounded << np.uint32(16))

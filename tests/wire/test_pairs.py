@@ -59,6 +59,17 @@ def test_anything_else_is_refused(values: str, spoilt: str) -> None:
         reader.decode(message, 104 if spoilt == "count" else 100, name="bucket 3 from rank 2")
 
 
+@pytest.mark.parametrize("form", [form for form in INDEX_FORMATS if form != "auto"])
+@pytest.mark.parametrize("count", [99, 101])
+def test_a_count_that_is_wrong_by_one_is_refused(form: str, count: int) -> None:
+    """Of a list the last pair was lost without a word, where the message is as long: words are of two indices."""
+    indices, given_values = pairs(100, 1000)
+    code = pair_code(100, 1000, form)
+    message = code.encode(indices, given_values, np.zeros_like(given_values))
+    with pytest.raises(CommunicatorError, match="m: "):
+        code.decode(message, count, name="m")
+
+
 def test_indices_that_do_not_ascend_are_refused() -> None:
     code = pair_code(4, 1000, "list")
     message = code.encode(np.array([5, 3, 7, 9], np.int32), np.ones(4, np.float32), np.zeros(4, np.float32))

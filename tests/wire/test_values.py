@@ -11,6 +11,7 @@ from torch import Tensor
 from ringprune.errors import CommunicatorError, ConfigurationError
 from ringprune.wire import VALUE_FORMATS, ValueCode, value_code
 from ringprune.wire.message import FRAME_BYTES, seal
+from ringprune.wire.quantise import BLOCK
 from ringprune.wire.values import _CODES
 
 CODINGS = [name for name in VALUE_FORMATS if name != "fp32"]
@@ -122,14 +123,29 @@ def test_rest_may_be_the_values_themselves(coding: str) -> None:
 @pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf"), 3.4e38, 1e-45])
 def test_strange_values_make_no_trouble(coding: str, strange: float) -> None:
-    """A step with NaN or infinity is not made; finite values come back finite."""
-    decoded, _ = round_trip(code_named(coding), torch.tensor([1.0, strange, 2.0] * 100))
+    """A step with NaN or infinity is not made, but they stay what they are: 8 and 4 bits made 0 of a NaN once."""
+    decoded, rest = round_trip(code_named(coding), torch.tensor([1.0, strange, 2.0] * 100))
     assert decoded.numel() == 300
     if np.isfinite(strange):
         assert bool(torch.isfinite(decoded).all())
     elif coding in ("bf16", "fp16"):
         assert not bool(torch.isfinite(decoded[1::3]).any())
         assert bool(decoded[1::3].isnan().all()) is bool(np.isnan(strange))
+    else:
+        assert bool(decoded.isnan().all()) and bool(rest.isnan().all()), "all of a block that has one"
+
+
+@pytest.mark.parametrize("coding", ["int8", "int4"])
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF, 0x7F800000, 0xFF800000])
+def test_what_is_not_finite_spoils_its_own_block_alone(coding: str, bits: int) -> None:
+    values = torch.linspace(-1, 1, 3 * BLOCK)
+    clean, clean_rest = round_trip(code_named(coding), values)
+    values.view(torch.int32)[BLOCK + 7] = bits - (1 << 32 if bits >> 31 else 0)
+    decoded, rest = round_trip(code_named(coding), values)
+    for found, expected in ((decoded, clean), (rest, clean_rest)):
+        assert bool(found[BLOCK : 2 * BLOCK].isnan().all())
+        for part in (slice(0, BLOCK), slice(2 * BLOCK, None)):
+            assert torch.equal(found[part], expected[part])
 
 
 @pytest.mark.parametrize("coding", CODINGS)
