@@ -30,7 +30,11 @@ def write_whole(text: str, to: str | Path) -> None:
         return
     there = path.resolve()
     new = there.with_name(f"{there.name}.new")
-    new.write_text(text)
-    if there.exists():
-        shutil.copymode(there, new)
-    new.replace(there)
+    try:
+        new.write_text(text)
+        if there.exists():
+            shutil.copymode(there, new)
+        new.replace(there)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise

@@ -88,6 +88,24 @@ def test_a_report_adds_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert 0 < row["bytes_per_step"] <= stats["bytes_sent"] / 7
 
 
+def test_nothing_sent_has_no_ratio(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On one rank it was that of what would have been sent, in a log of one part alone."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, IWP)
+        with rp.StatsLog(tmp_path / "run.jsonl", optimizer, every=1) as log:
+            for batch in batches(0, 3):
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                optimizer.step()
+                log.step()
+
+    rp.simulate(1, rank)
+    (row,) = report(capsys, str(tmp_path / "run.jsonl"))
+    assert row["bytes_per_step"] == 0 and row["wire_ratio"] is row["steady_wire_ratio"] is None
+
+
 def test_runs_are_compared_in_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = []
     for name, policy in (("dense", rp.Dense()), ("iwp", IWP)):

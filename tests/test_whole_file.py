@@ -41,6 +41,15 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     assert read == ["rows"] and pipe.is_fifo()
 
 
+def test_what_could_not_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
+    """Half of a file stayed beside it, and took the room that there was none of."""
+    path = tmp_path / "rows.json"
+    write_whole("old", path)
+    with pytest.raises(UnicodeEncodeError):
+        write_whole("new \ud800", path)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no device that is always full")
 @pytest.mark.parametrize("words", [["doctor"], ["advise", "--model", "resnet18", "--ranks", "4", "--rate", "1gbit"]])
 def test_a_full_disk_is_told_in_a_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,7 +101,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="what training exchanges over, and --rate here measures; of mpi's messages the backward pass hides none; "
         "torch under torchrun, else horovod, in a job without it mpi",
     )
-    add("--latency-us", type=above_zero, default=1e6 * LATENCY_SECONDS, metavar="US", help="of a message; 50")
+    add("--latency-us", type=above_zero, metavar="US", help="of a message; 50, with --rate here as measured")
     add(
         "--goodput", type=share, default=GOODPUT, metavar="S", help="payload's share of the rate; 0.94, TCP on Ethernet"
     )
@@ -117,6 +117,8 @@ def _run(options: argparse.Namespace) -> int:
         speeds = network = None
         over = options.communicator or (likely() if options.rate is HERE else "horovod")
         if options.rate is HERE:
+            if options.latency_us is not None:
+                raise ConfigurationError("--latency-us with --rate here: it is measured; leave one of them away")
             job = measure_job(over, processors=options.measure)
             if job.rank:
                 return 0  # rank 0 answers for all
@@ -126,6 +128,7 @@ def _run(options: argparse.Namespace) -> int:
             raise ConfigurationError("--ranks N is missing: how many ranks there are")
         if speeds is None:
             speeds = measured(*overheads()) if options.measure else DEVICES[options.device]
+        options.latency_us = options.latency_us or 1e6 * LATENCY_SECONDS
         latency = options.latency_us / 1e6
         link_of = partial(Link.of_rate, latency_seconds=latency, goodput=options.goodput, shares=options.shares)
         link = network if network is not None and network.ranks == options.ranks else link_of(options.rate)

@@ -1,6 +1,6 @@
 """What may be chosen from, and how careful the choice is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +48,10 @@ class Auto:
         real_number("margin", self.margin, least=0)
         real_number("share", self.share, above=0, most=1)
         if self.candidates is not None:
+            if not isinstance(self.candidates, Iterable):
+                raise ArgumentTypeError(
+                    f"Auto(candidates={self.candidates!r}): several policies, such as (Dense(), IWP(0.01))"
+                )
             object.__setattr__(self, "candidates", tuple(self.candidates))
             if not self.candidates:
                 raise ConfigurationError("Auto(candidates=()): give one policy or more, such as (Dense(), IWP(0.01))")

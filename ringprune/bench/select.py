@@ -20,7 +20,6 @@ __all__ = ["add_command"]
 
 CASES = ("flat", "cold", "resnet50")
 
-INTERRUPTED = 130  # as shells say it
 
 REFERENCE = "the torch reference computes, not compiled kernels: these figures say nothing about RingPrune's speed"
 
@@ -90,9 +89,7 @@ def _run(options: argparse.Namespace) -> int:
         return 2
     table.write_rows(rows, options.json)
     if stopped:
-        done = "these are the cases that were done" if rows else "before any case was done; no rows are written"
-        print(f"stopped: {done}", file=sys.stderr)
-        return INTERRUPTED
+        return table.told_of_interrupt(rows)
     return 0 if all(row["exact"] for row in rows) else 1
 
 

@@ -7,9 +7,11 @@ from typing import Any
 
 from ringprune.whole_file import write_json
 
-__all__ = ["bar", "plain", "print_table", "show", "write_rows"]
+__all__ = ["bar", "plain", "print_table", "show", "told_of_interrupt", "write_rows"]
 
 Row = dict[str, Any]
+
+INTERRUPTED = 130  # as shells say it
 
 # heading, what stands below it
 COLUMNS: tuple[tuple[str, Callable[[Row], str]], ...] = (
@@ -123,12 +125,19 @@ def bar(total: int) -> Iterator[Callable[[str, int, float], None]]:
         yield move
 
 
+def told_of_interrupt(rows: Sequence[Row]) -> int:
+    """Say what became of the rows of a command that was stopped; its status."""
+    done = "these are the cases that were done" if rows else "before any case was done; no rows are written"
+    print(f"stopped: {done}", file=sys.stderr)
+    return INTERRUPTED
+
+
 def write_rows(rows: Sequence[Row], to: str | None) -> None:
-    """Rows for programs; a file of an earlier run stays where there are none, and is never seen half written.
+    """Rows for programs; where there are none a file of an earlier run stays. None is ever seen half written.
 
     Args:
         rows: what was measured.
         to: a file, ``-`` for standard output, or None for nowhere.
     """
-    if rows:
+    if rows or to == "-":
         write_json(rows, to)

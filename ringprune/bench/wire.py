@@ -55,12 +55,17 @@ def _run(options: argparse.Namespace) -> int:
     if people:
         print(machine.describe(torch.device("cpu")), end="\n\n", flush=True)
     same = {"threads": torch.get_num_threads()} | machine.facts(torch.device("cpu"))
-    measured = [row | same for row in rows(100 if options.quick else 1)]
-    if people:
+    measured, stopped = [], False
+    try:
+        for row in rows(100 if options.quick else 1):
+            measured.append(row | same)
+    except KeyboardInterrupt:
+        stopped = True
+    if people and measured:
         table.print_table(COLUMNS, measured)
         print("\n/ fused  encode and decode over the fused step on all entries; * too few undisturbed times")
     table.write_rows(measured, options.json)
-    return 0
+    return table.told_of_interrupt(measured) if stopped else 0
 
 
 def rows(divide: int = 1) -> Iterator[dict[str, Any]]:
@@ -89,9 +94,9 @@ def _value_row(entries: int, name: str, fused: Times) -> dict[str, Any]:
     count = int(entries * DENSITY)
     code = wire.value_code(name)
     assert code is not None
-    values, rest = torch.randn(count), torch.empty(count)
+    values, rest, into = torch.randn(count), torch.empty(count), torch.empty(count)
     message = code.encode(values, rest)
-    encode, decode = _times(lambda: code.encode(values, rest), lambda: code.decode(message, values, name="m"))
+    encode, decode = _times(lambda: code.encode(values, rest), lambda: code.decode(message, into, name="m"))
     return _row("values", name, entries, count, code.size(count), encode, decode, fused)
 
 

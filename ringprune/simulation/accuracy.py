@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ringprune.bench.table import plain
+from ringprune.bench.table import plain, write_rows
 from ringprune.errors import ConfigurationError, RingPruneError
 from ringprune.readers import at_least, folder, target
 from ringprune.simulation import table
@@ -22,7 +22,6 @@ from ringprune.simulation.store import Store
 from ringprune.simulation.study import Study
 from ringprune.simulation.tasks import TASKS
 from ringprune.simulation.workers import make_runs
-from ringprune.whole_file import write_json
 
 __all__ = ["add_command"]
 
@@ -103,11 +102,14 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _check_whole(options: argparse.Namespace) -> None:
-    """A page of a part of the cells would take the others' place.
+    """A page of a part of the cells would take the others' place, and a log is all that is shown.
 
     Raises:
         ConfigurationError: it was asked for.
     """
+    written = [name for name in ("json", "plots", "document") if getattr(options, name) is not None]
+    if options.log and written:
+        raise ConfigurationError(f"--log shows the runs in the store and nothing else: leave --{written[0]} away")
     partial = [name for name in ("task", "policy", "budget", "seeds", "quick") if getattr(options, name)]
     if options.document is not None and partial:
         raise ConfigurationError(
@@ -120,7 +122,7 @@ def _give(studies: Sequence[Study], records: Mapping[str, Record], options: argp
     """What was asked for: tables, rows, plots, the page."""
     if options.json != "-":
         _show(studies, options.ranks)
-    write_json([row for study in studies for row in rows_of(study)], options.json)
+    write_rows([row for study in studies for row in rows_of(study)], options.json)
     written = [] if options.plots is None else draw(studies, options.plots)
     written += [] if options.document is None else document(options.document, studies, records)
     if written and options.json != "-":

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ringprune.drawing import load_pyplot
 from ringprune.errors import ConfigurationError
 from ringprune.simulation import figures, table
 from ringprune.simulation.log import log, markdown
@@ -33,7 +34,9 @@ def document(folder: Path, studies: Sequence[Study], records: Mapping[str, Recor
 
     Raises:
         ConfigurationError: the page is not there, or lacks a pair of markers.
+        DependencyError: matplotlib is missing.
     """
+    load_pyplot()  # or nothing is written
     page = folder / PAGE
     if not page.exists():
         raise ConfigurationError(f"--document {folder}: there is no {PAGE}")

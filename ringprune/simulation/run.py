@@ -72,10 +72,11 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     try:
         specs = [parse(text) for text in options.policy]
+        chosen = itertools.product(options.task, specs, options.rate, options.seed)
+        keys = [_key(options, *choice) for choice in chosen]
     except RingPruneError as error:
         print(f"ringprune simulate run: {error}", file=sys.stderr)
         return 2
-    keys = [_key(options, *chosen) for chosen in itertools.product(options.task, specs, options.rate, options.seed)]
     store = Store(options.store)
     status = progress(make_runs(partial(_plan, keys), store, options.jobs), options.jobs)
     records = store.records()

@@ -142,6 +142,9 @@ class Setting:
         (record,) = yield [cell.key(exact, cell.middle, 0, steps=count * apart)]
         made = max(1, exchanges_of(exact, self._rates(count * apart)))
         fixed, varying = (sum(record["parts"][f"bytes_{name}"] for name in names) / made for names in CONTENTS)
+        if not varying:
+            diverged = record["value"] is None
+            raise Unreachable(f"training diverged in a probe, at {density:.3g}" if diverged else "nothing is packed")
         return Probe(density, fixed, varying)
 
     def _rates(self, steps: int) -> list[float]:

@@ -85,8 +85,9 @@ def make_runs(plan: Plan, store: Store, jobs: int) -> Iterator[Made]:
     try:
         yield from foreman.work()
     finally:
+        processes = list((getattr(pool, "_processes", None) or {}).values())  # which shutdown() forgets
         pool.shutdown(wait=False, cancel_futures=True)
-        for process in (getattr(pool, "_processes", None) or {}).values():
+        for process in processes:
             process.terminate()
 
 

@@ -185,6 +185,14 @@ def test_a_machine_can_be_measured() -> None:
     assert found.kept["apart"] >= found.kept["close"] > 0, "entries that lie close never cost more each"
 
 
+def test_a_latency_of_one_s_own_is_not_replaced_by_a_measured_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ringprune.advise.command.measure_job", lambda *_, **__: pytest.fail("links were measured"))
+    assert main(["advise", "--model", "resnet50", "--rate", "here", "--latency-us", "80"]) == 2
+    assert "--latency-us with --rate here: it is measured" in capsys.readouterr().err
+
+
 def test_a_missing_library_is_told_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """``--rate here --communicator horovod`` measured links and processors for ten seconds first."""
     monkeypatch.setitem(sys.modules, "horovod.torch", None)

@@ -17,6 +17,8 @@ SGD = torch.optim.SGD([torch.nn.Parameter(torch.zeros(3))], lr=0.1, momentum=0.9
     [
         ((), rp.ConfigurationError, "one policy or more"),
         (("dense",), rp.ArgumentTypeError, "holds 'dense'"),
+        (rp.IWP(), rp.ArgumentTypeError, "several policies"),
+        (5, rp.ArgumentTypeError, "Auto.candidates=5.*several policies"),
         ((rp.Dense(), rp.P3()), rp.ConfigurationError, "schedule="),
         ((rp.Dense(), rp.OkTopk(0.01)), rp.ConfigurationError, "index_sets="),
         ((rp.Dense(local_steps=4),), rp.ConfigurationError, "local_steps=.*ringprune advise"),

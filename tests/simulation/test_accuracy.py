@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ringprune import __main__
+from ringprune.errors import DependencyError
 from ringprune.simulation import workers
 from ringprune.simulation.battery import Battery
 from ringprune.simulation.document import document
@@ -98,6 +99,8 @@ def test_a_finished_table_takes_no_runs(tiny: Task, tmp_path: Path, monkeypatch:
         (("--policy", "iwp:densty=1"), "did you mean 'density'"),
         (("--policy", "iwp:density=0.1"), "density is solved for"),
         (("--document", "docs"), "--document writes the whole page, of all cells: leave --task away"),
+        (("--log", "--json", "-"), "nothing else: leave --json away"),
+        (("--log", "--plots", "."), "nothing else: leave --plots away"),
     ],
 )
 def test_mistakes_are_named(
@@ -263,6 +266,38 @@ def test_a_page_without_markers_is_left_alone(tiny: Task, tmp_path: Path, capsys
     assert write_page(tmp_path) == 2
     assert "needs one pair" in capsys.readouterr().err
     assert (tmp_path / "accuracy.md").read_text() == "mine"
+
+
+def test_a_page_is_left_alone_where_nothing_can_be_drawn(
+    tiny: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was rewritten, beside plots of before."""
+    (tmp_path / "accuracy.md").write_text((ROOT / "docs" / "accuracy.md").read_text())
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert write_page(tmp_path) == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
+    assert (tmp_path / "accuracy.md").read_text() == (ROOT / "docs" / "accuracy.md").read_text()
+
+
+def test_rows_of_before_stay_where_nothing_is_done(tiny: Task, tmp_path: Path) -> None:
+    """A mistyped --store left an empty list in their place."""
+    (tmp_path / "rows").write_text("before")
+    assert accuracy(tmp_path, "--show", "--json", str(tmp_path / "rows")) == 0
+    assert (tmp_path / "rows").read_text() == "before"
+
+
+def test_data_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was a traceback: runs are asked for what they are made of before any is made."""
+    monkeypatch.setattr("ringprune.simulation.run.version_of", missing)
+    words = ["--task", "digits", "--policy", "dense", "--rate", "1", "--store", str(tmp_path / "runs")]
+    assert __main__.main(["simulate", "run", *words]) == 2
+    assert "ringprune simulate run: scikit-learn is missing" in capsys.readouterr().err
+
+
+def missing(task: Task) -> str:
+    raise DependencyError("scikit-learn is missing")
 
 
 def test_the_committed_page_is_that_of_the_committed_runs() -> None:

@@ -114,6 +114,14 @@ def test_a_budget_below_what_travels_dense_has_a_reason_and_no_value(tiny: Task)
     assert all(key.steps < tiny.steps for key in keys), "only probes were made"
 
 
+@pytest.mark.parametrize(("value", "reason"), [(1.0, "nothing is packed"), (None, "diverged in a probe")])
+def test_a_probe_that_packs_nothing_is_a_reason(tiny: Task, value: float | None, reason: str) -> None:
+    """It was divided by, in every run of the battery from then on: the store had it."""
+    study, keys = finish(cell(tiny, IWP, 1 / 50), formula(lambda _: 0.0, lambda rate, seed: value))
+    assert study.best is None and reason in str(study.reason)
+    assert len(keys) == 1
+
+
 def test_warm_up_counts(tiny: Task) -> None:
     made = cell(tiny, Method("m", "iwp:roots=all,warmup=20", ""), 1 / 50)
     study, _ = finish(made, formula(lambda density: 30000 * density, parabola(0.2)))

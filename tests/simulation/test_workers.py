@@ -1,11 +1,15 @@
 """Workers of several commands, each with one job, do not share a core while another idles."""
 
+import multiprocessing
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
-from ringprune.simulation.workers import quiet_cores
+from ringprune.simulation.store import Key, Store
+from ringprune.simulation.tasks import TASKS
+from ringprune.simulation.workers import Ahead, make_runs, quiet_cores, version_of
 
 MANY = 8  # more programs than other tests' batteries may bind to a core meanwhile
 
@@ -26,3 +30,18 @@ def test_a_core_that_another_command_s_workers_are_bound_to_comes_last() -> None
             sleeper.wait()
     assert sorted(now) == sorted([first, *others])
     assert now[-1] == first
+
+
+def test_workers_end_where_what_asked_for_them_does(tmp_path: Path) -> None:
+    """The run under way was made to its end first, minutes later, by a worker that nobody wanted any more."""
+    short, long = (
+        Key("digits", version_of(TASKS["digits"]), "dense", 2, 0.1, seed, steps)
+        for seed, steps in enumerate((1, 200_000))
+    )
+    made = make_runs(lambda records: ([short, long], Ahead(2, {})), Store(tmp_path / "runs"), 2)
+    assert next(made).key == short
+    workers = multiprocessing.active_children()
+    made.close()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode is not None, "it is still at the long one"
