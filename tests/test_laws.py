@@ -468,22 +468,42 @@ def test_a_bad_gradient_raises_on_all_ranks_and_leaves_no_trace(
         assert f"rank {size - 1}" in message and f"{layer}.weight" in message
 
 
-def test_a_skipped_step_is_as_if_it_had_not_been() -> None:
-    def rank(comm: rp.comm.Communicator, bad_step: bool) -> tuple[Tensor, dict[str, Any]]:
+@pytest.mark.parametrize("made", [0, 3])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_skipped_step_is_as_if_it_had_not_been(policy: str, made: int) -> None:
+    """Weights, and all that a checkpoint holds, right after it and some steps later."""
+
+    def rank(comm: rp.comm.Communicator, bad_step: bool) -> tuple[list[Any], dict[str, Any]]:
         model = make_model()
-        optimizer = wrap(model, comm, rp.IWP(0.05), nesterov, nonfinite="skip")
-        run(model, optimizer, comm.rank, 3)
+        optimizer = wrap(model, comm, POLICIES[policy], nesterov, nonfinite="skip")
+        run(model, optimizer, comm.rank, made)
         if bad_step:
             optimizer.zero_grad()
             factor = math.nan if comm.rank == 1 else 1.0
             (factor * loss_of(model, next(iter(batches(comm.rank, 1, 70))))).backward()
             optimizer.step()
-        run(model, optimizer, comm.rank, 1, start=50)
-        return weights(model), optimizer.stats()
+        seen = [weights(model), copy.deepcopy(optimizer.state_dict())]
+        run(model, optimizer, comm.rank, 5, start=50)
+        return [*seen, weights(model), optimizer.state_dict()], optimizer.stats()
 
     expected, got = (rp.simulate(3, lambda comm, bad=bad: rank(comm, bad)) for bad in (False, True))
-    assert same_bytes(expected[0][0], got[0][0])
-    assert got[0][1]["skipped_steps"] == 1 and got[0][1]["steps"] == expected[0][1]["steps"] == 4
+    for (wanted, stats), (found, stats_skipped) in zip(expected, got, strict=True):
+        assert_same_state(found, wanted)
+        assert stats_skipped["skipped_steps"] == 1 and stats_skipped["steps"] == stats["steps"] == made + 5
+
+
+def assert_same_state(found: Any, wanted: Any) -> None:
+    """The same bytes in every tensor, and all else equal."""
+    if isinstance(wanted, Tensor):
+        assert same_bytes(found, wanted)
+    elif isinstance(wanted, dict):
+        assert_same_state(list(found), list(wanted))
+        assert_same_state(list(found.values()), list(wanted.values()))
+    elif isinstance(wanted, list | tuple):
+        for one, other in zip(found, wanted, strict=True):
+            assert_same_state(one, other)
+    else:
+        assert found == wanted
 
 
 @pytest.mark.parametrize(

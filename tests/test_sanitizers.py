@@ -1,5 +1,6 @@
 """Ten seconds of random calls of the native kernels under AddressSanitizer; `make fuzz` goes on for longer."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.sanitizers.build import SANITIZERS, Missing, preloaded
+from tests.sanitizers.calls import GENERATORS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -14,6 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # the build takes a minute or two; afterwards it is kept in build/
 def test_random_calls_find_nothing() -> None:
+    """And every op was called, and compared with its reference."""
     try:
         preloaded(SANITIZERS["address"])
     except Missing as error:
@@ -21,3 +24,5 @@ def test_random_calls_find_nothing() -> None:
     command = [sys.executable, "-m", "tests.sanitizers", "address", "--seconds", "10"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    called = re.findall(r"^  (\w+) +[1-9]\d* compared", done.stdout, re.MULTILINE)
+    assert called == list(GENERATORS), done.stdout[-2000:]

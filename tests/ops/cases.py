@@ -20,6 +20,7 @@ BadCase: TypeAlias = tuple[Arguments, str]
 STYLES = ("normal", "ties", "specials")
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 FLOATS_AND_DOUBLE = (*FLOATS, torch.float64)
+INSTRUCTIONS = [(0, "portable"), (1, "AVX2"), (2, "AVX-512")]
 SPECIALS = (0.0, -0.0, float("inf"), float("-inf"), float("nan"), -float("nan"), 1e-45, -1e-40, 3.4e38, 1.0, -1.0)
 SHAPES = st.one_of(
     st.sampled_from([(), (0,), (1,), (3, 0, 2), (2, 3), (4, 1, 5)]),

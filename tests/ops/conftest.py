@@ -1,5 +1,6 @@
 """Fixtures of the tests of the ops: who computes, and with how many threads."""
 
+import ctypes
 import os
 from collections.abc import Callable, Iterator
 
@@ -72,3 +73,15 @@ def threads() -> Iterator[Callable[[int], None]]:
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def instructions() -> Iterator[Callable[[int], str]]:
+    """A function that limits the compiled loops to an instruction set; put back after the test."""
+    path = ops.native_path()
+    if path is None:
+        pytest.skip("the compiled library is not built, or RINGPRUNE_NATIVE=off")
+    function = ctypes.CDLL(str(path)).ringprune_use_instructions
+    function.restype = ctypes.c_char_p
+    yield lambda most: function(most).decode()
+    function(2)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ringprune import ops
 from ringprune.errors import ArgumentTypeError, ConfigurationError
-from tests.ops.cases import FLOATS_AND_DOUBLE, Arguments, Backend, BadCase, assert_same_bits, moved, tensor_lists
+from tests.ops.cases import FLOATS_AND_DOUBLE, Arguments, Backend, BadCase, assert_same_bits, fill, moved, tensor_lists
 
 
 @given(data=st.data())
@@ -26,12 +26,16 @@ def test_large_float64_is_finite(backend: Backend) -> None:
     assert backend.op("count_nonfinite")([tensor]).tolist() == [1]
 
 
-def test_thread_count_changes_nothing(backend: Backend, threads: Callable[[int], None]) -> None:
-    tensor = torch.ones(300_000, device=backend.device)
-    tensor[::1000] = float("nan")
+@pytest.mark.parametrize("dtype", FLOATS_AND_DOUBLE)
+@pytest.mark.parametrize("numel", [511, 512, 513, 1025, 300_000])
+def test_blocks_and_threads_change_nothing(
+    backend: Backend, threads: Callable[[int], None], numel: int, dtype: torch.dtype
+) -> None:
+    tensor = fill((numel,), dtype, "specials", numel)
+    expected = (~tensor.isfinite()).sum().reshape(1)
     for count in (1, 2, 3):
         threads(count)
-        assert backend.op("count_nonfinite")([tensor]).tolist() == [300]
+        assert_same_bits(backend.op("count_nonfinite")([tensor.to(backend.device)]).cpu(), expected)
 
 
 def test_no_tensors_and_empty_tensors() -> None:

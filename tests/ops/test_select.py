@@ -80,6 +80,34 @@ def test_values_are_those_of_topk_at_any_thread_count(
         assert_same_bits(scores[chosen].sort(descending=True).values, scores[start:end].topk(len(chosen)).values)
 
 
+UNIT = 2.0**-23
+ABOVE = {
+    "one score": [2.0],
+    "high digits": [2.0, 8.0, 2.0**100, INF],
+    "middle digits": [1 + 2.0**-13 * i for i in range(1, 200)],
+    "low digits": [1 + UNIT * i for i in range(1, 400)],
+    "all digits": [1 + UNIT, 1 + 2.0**-10, 1 + 2.0**-10 + UNIT, 2.0, 2.0 + 4 * UNIT, NAN],
+}
+"""Scores above 1.0 that differ in the digits by which a threshold is read: 11, 11 and 9 bits of them."""
+
+
+@pytest.mark.parametrize(
+    ("above", "few"), [*((name, 2_500) for name in ABOVE), *(("all digits", few) for few in (2_001, 2_000, 1_999))]
+)
+def test_the_threshold_is_among_few_scores_above_many_equal_ones(
+    backend: Backend, threads: Callable[[int], None], above: str, few: int
+) -> None:
+    """A hint lets all of the many through, and they are the guess, which is wrong: the digits are read."""
+    generator = torch.Generator().manual_seed(few)
+    scores, values, count = torch.ones(300_000), torch.tensor(ABOVE[above]), 2_000
+    places = torch.randperm(300_000, generator=generator)[:few]
+    scores[places] = values[torch.randint(len(values), (few,), generator=generator)]
+    expected = torch.sort(scores, descending=True, stable=True).indices[:count].sort().values.int()
+    for number in (1, 2, 3):
+        threads(number)
+        assert_same_bits(backend.op("select")(scores.to(backend.device), [0, 300_000], [count]).cpu(), expected)
+
+
 BAD_VALUES: list[BadCase] = [
     ({"scores": torch.ones(5, 1)}, "scores has shape"),
     ({"scores": torch.ones(10)[::2]}, "scores .*contiguous"),

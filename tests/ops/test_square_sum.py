@@ -29,9 +29,12 @@ def test_bits_are_those_of_the_tree(backend: Backend, data: st.DataObject) -> No
     assert_same_bits(sums.cpu(), torch.tensor(expected, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("dtype", FLOATS_AND_DOUBLE)
 @pytest.mark.parametrize("numel", [1023, 1024, 1025, 2047, 3 * 1024, 5 * 1024 + 1, 100_003])
-def test_blocks_and_threads_change_nothing(backend: Backend, threads: Callable[[int], None], numel: int) -> None:
-    tensor = torch.randn(numel, generator=torch.Generator().manual_seed(numel))
+def test_blocks_and_threads_change_nothing(
+    backend: Backend, threads: Callable[[int], None], numel: int, dtype: torch.dtype
+) -> None:
+    tensor = torch.randn(numel, generator=torch.Generator().manual_seed(numel), dtype=torch.float64).to(dtype)
     expected = torch.tensor([definition(tensor.double().tolist())], dtype=torch.float64)
     for count in (1, 2, 3):
         threads(count)

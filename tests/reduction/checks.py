@@ -4,8 +4,10 @@ Tolerances: each of P-1 additions in float32 rounds by at most 2^-24 of a partia
 sum of the magnitudes, what coding adds to them included.
 """
 
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count, islice, pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,13 +15,17 @@ from torch import Tensor
 
 from ringprune import ops
 from ringprune.comm import Communicator
+from ringprune.comm.communicator import Handle
+from ringprune.reduction import GatheredRows, OwnedRows, RowSets
 from ringprune.reduction.balanced import BalancedReduction
 from ringprune.reduction.choice import choose_ring
+from ringprune.reduction.coded import CodedReduction
 from ringprune.reduction.dealt import Dealing, dealing
+from ringprune.reduction.reduction import LibraryReduction
 from ringprune.reduction.ring import CHUNK_VALUES, RingReduction, chunk_counts
 from ringprune.reduction.sparse import GatheredReduction, SparseReduction, region_begins
 from ringprune.wire.pairs import pair_code
-from ringprune.wire.values import VALUE_FORMATS, value_code
+from ringprune.wire.values import VALUE_FORMATS, ValueCode, value_code
 
 Check = Callable[[Communicator], None]
 CHECKS: dict[str, Check] = {}
@@ -158,10 +164,117 @@ def balanced_sums_in_fewer_bits_lose_nothing(comm: Communicator) -> None:
 
 
 @check
+def an_abandoned_sum_leaves_nobody_waiting(comm: Communicator) -> None:
+    """Wherever it is abandoned all that was started has been waited for, and other messages come through."""
+    watched = Watched(comm)
+    for name, start in SUMS.items():
+        for stops in count(1):
+            drains = list(islice(start(watched), stops))
+            drains[-1]()
+            assert not watched.under_way, (name, stops)
+            assert comm.allreduce(torch.ones(1), name="afterwards").wait().item() == comm.size
+            if len(drains) < stops:
+                break
+
+
+@check
 def the_choice_is_the_same_everywhere(comm: Communicator) -> None:
     choice = choose_ring(comm, 1 << 20)
     assert_same_bytes_everywhere(comm, torch.tensor([choice.from_bytes]))
     assert len(choice.reason.splitlines()) == 1
+
+
+class Watched:
+    """A communicator that knows which of its messages have not been waited for."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self._comm, self.under_way = comm, set[str]()
+
+    def __getattr__(self, attribute: str) -> Any:
+        method = getattr(self._comm, attribute)
+        if attribute not in ("allreduce", "allgather", "alltoall", "shift"):
+            return method
+
+        def start(*tensors: Tensor, name: str, **sizes: Any) -> Handle:
+            self.under_way.add(name)
+            return Watching(method(*tensors, name=name, **sizes), self.under_way, name)
+
+        return start
+
+
+@dataclass
+class Watching:
+    """A message under way, which stands in a set until it is waited for."""
+
+    handle: Handle
+    under_way: set[str]
+    name: str
+
+    def done(self) -> bool:
+        return self.handle.done()
+
+    def wait(self) -> Tensor:
+        self.under_way.discard(self.name)
+        return self.handle.wait()
+
+
+Stops = Iterable[Callable[[], None]]
+"""How a sum is abandoned, at each point where it may be."""
+
+
+def advanced(reduction: Any) -> Iterator[Callable[[], None]]:
+    """After any number of messages."""
+    yield reduction.drain
+    while reduction.unfinished:
+        reduction.advance()
+        yield reduction.drain
+
+
+def rows_of(comm: Communicator) -> tuple[Tensor, list[int]]:
+    """This rank's rows of a table of 40, and how many every rank has."""
+    return torch.arange(0, 40, comm.rank + 1), [len(range(0, 40, rank + 1)) for rank in range(comm.size)]
+
+
+def row_sets(comm: Communicator) -> Stops:
+    """At once: there is one message."""
+    rows, counts = rows_of(comm)
+    return [RowSets(comm, rows, counts, [40] * comm.size, name="row sets").drain]
+
+
+def gathered_rows(comm: Communicator) -> Stops:
+    """At once too."""
+    rows, counts = rows_of(comm)
+    return [GatheredRows(comm, torch.ones(len(rows), 2), counts, None, name="gathered rows").drain]
+
+
+def owned_rows(comm: Communicator) -> Stops:
+    """Once all messages were started."""
+    rows = rows_of(comm)[0]
+    owned = OwnedRows(comm, rows, torch.ones(len(rows), 2), 40, None, name="owned rows")
+    for send in (owned.push_sets, owned.push_values, owned.tell, owned.gather_sets, owned.gather_values):
+        send()
+    return [owned.drain]
+
+
+def balanced(comm: Communicator) -> Stops:
+    """After any number of messages."""
+    dealt = dealing(500, 50, comm.size)
+    code = pair_code(dealt.expected, dealt.groups)
+    own = entries(comm.rank, 500, 0.3)
+    return advanced(BalancedReduction(comm, *own, dealing=dealt, judge=largest, code=code, name="balanced"))
+
+
+SUMS: dict[str, Callable[[Any], Stops]] = {
+    "library": lambda comm: advanced(LibraryReduction(comm, noise(comm.rank, 300), name="library")),
+    "ring": lambda comm: advanced(RingReduction(comm, noise(comm.rank, 300), value_code("int4"), name="ring")),
+    "coded": lambda comm: advanced(CodedReduction(comm, noise(comm.rank, 300), ValueCode("int8"), name="coded")),
+    "gathered": lambda comm: advanced(GatheredReduction(comm, *entries(comm.rank, 500, 0.3), 500, name="gathered")),
+    "sparse": lambda comm: advanced(SparseReduction(comm, *entries(comm.rank, 500, 0.3), 500, name="sparse")),
+    "balanced": balanced,
+    "row sets": row_sets,
+    "gathered rows": gathered_rows,
+    "owned rows": owned_rows,
+}
 
 
 def largest(indices: Tensor, sums: Tensor, count: int) -> Tensor:

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -59,16 +59,28 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("two_threads")
-@pytest.mark.parametrize("numel", [600, 5000, 10**6])
-@pytest.mark.parametrize("count", [200, 333, 500])
+@pytest.mark.parametrize("numel", [60_000, 500_000, 10**7])
+@pytest.mark.parametrize("count", [20_000, 33_333, 50_001])
 def test_two_threads_make_the_same_message(numel: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    positions = torch.randperm(numel)[:count].sort().values.int()
+    """And two do: among so many positions there is a place where none of the words is shared."""
+    shared, both = [], elias_fano._both
+
+    def counted(first: Callable[[], None], second: Callable[[], None]) -> None:
+        shared.append(None)
+        both(first, second)
+
+    monkeypatch.setattr(elias_fano, "_both", counted)
+    drawn = np.random.default_rng(0).choice(numel, count, replace=False)
+    positions = torch.from_numpy(np.sort(drawn).astype(np.int32))
     code = index_code(count, numel, "elias-fano")
     message = code.encode(positions)
+    assert len(shared) == 1
     assert torch.equal(code.decode(message, name="m"), positions)
+    assert len(shared) == 2
     monkeypatch.setattr(elias_fano, "PARALLEL", 10**9)
     assert torch.equal(code.encode(positions), message)
     assert torch.equal(code.decode(message, name="m"), positions)
+    assert len(shared) == 2
 
 
 @pytest.mark.usefixtures("two_threads")
