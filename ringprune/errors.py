@@ -65,11 +65,23 @@ class NonFiniteGradientError(RingPruneError, ArithmeticError):
 
 
 class CommunicatorError(RingPruneError, RuntimeError):
-    """A collective failed or timed out; the message names the collective and what it was for."""
+    """A collective failed or timed out; the message names the collective and what it was for.
+
+    Attributes:
+        alone: this rank may be the only one that has met it, and others may wait for its messages; where it is False
+            all ranks that took part raise.
+    """
+
+    def __init__(self, message: str, *, alone: bool = False) -> None:
+        super().__init__(message)
+        self.alone = alone
 
 
 class CollectiveMismatchError(CommunicatorError):
     """Ranks called different collectives; the message names both calls."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, alone=True)
 
 
 class DependencyError(RingPruneError, ImportError):

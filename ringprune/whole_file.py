@@ -30,11 +30,13 @@ def write_whole(text: str, to: str | Path) -> None:
         return
     there = path.resolve()
     new = there.with_name(f"{there.name}.new")
-    try:
-        new.write_text(text)
-        if there.exists():
-            shutil.copymode(there, new)
-        new.replace(there)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
+    with new.open("w") as file:
+        try:
+            file.write(text)
+            file.close()  # what is buffered may find no room
+            if there.exists():
+                shutil.copymode(there, new)
+            new.replace(there)
+        except BaseException:
+            new.unlink(missing_ok=True)
+            raise

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import ringprune as rp
 from ringprune import wire
+from ringprune.exchange.kept import RoundedLane
 from ringprune.exchange.packed import PackedLane
 from tests.test_laws import POLICIES, reference
 from tests.training import (
@@ -263,22 +264,67 @@ def test_what_fails_between_nodes_is_told_inside_them(
         with pytest.raises(rp.CommunicatorError) as raised:
             optimizer.step()
         assert same_bytes(weights(model), before)
+        with pytest.raises(rp.CommunicatorError):  # it goes on from a checkpoint, with a wrapper made anew
+            optimizer.step()
+        assert same_bytes(weights(model), before)
         assert comm.allreduce(torch.ones(1), name="afterwards").wait().item() == size
         return str(raised.value), comm.rank % per_node == 0
 
     for message, first in rp.simulate(size, rank, ranks_per_node=per_node, timeout=30):
         assert ("it is damaged" in message) == first
-        assert first or "the first rank of this node could not exchange it with the other nodes" in message
+        assert first or "the first rank of this node could not exchange it" in message
 
 
-def test_a_flush_that_fails_between_nodes_is_told_inside_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(lane: Any, outputs: Any) -> None:
-        raise rp.CommunicatorError("the network is down")
+@pytest.mark.parametrize("skip", [True, False])
+def test_what_fails_between_nodes_in_a_step_that_is_not_made_is_told_too(
+    skip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The nodes' other ranks trained on, or waited for who had the NaN."""
 
-    monkeypatch.setattr(PackedLane, "flush", fails)
+    def damaged(code: Any, message: Tensor, *, name: str) -> Any:
+        raise rp.CommunicatorError(f"{name}: it is damaged")
+
+    monkeypatch.setattr(wire.IndexCode, "decode", damaged)
+
+    def rank(comm: rp.comm.Communicator) -> str:
+        model, optimizer = wrapped(comm, POLICIES["one root"], nonfinite="skip" if skip else "raise")
+        optimizer.zero_grad()
+        (loss_of(model, next(batches(comm.rank, 1))) * (math.nan if comm.rank == 3 else 1.0)).backward()
+        with pytest.raises(rp.CommunicatorError) as raised:
+            optimizer.step()
+        return str(raised.value)
+
+    found = rp.simulate(4, rank, ranks_per_node=2, timeout=30)
+    assert ["damaged" in message for message in found] == [True, False, True, False]
+
+
+def test_what_one_first_rank_alone_has_met_it_raises_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other nodes wait for it: it has to end, and not to wait for them in turn."""
+
+    def lost(code: Any, message: Tensor, *, name: str) -> Any:
+        raise rp.CommunicatorError("the cable is out", alone=True)
+
+    monkeypatch.setattr(wire.IndexCode, "decode", lost)
 
     def rank(comm: rp.comm.Communicator) -> None:
         model, optimizer = wrapped(comm, POLICIES["one root"])
+        run(model, optimizer, comm.rank, 1)
+
+    with pytest.raises(rp.CommunicatorError, match="the cable is out"):
+        rp.simulate(4, rank, ranks_per_node=2, timeout=30)
+
+
+@pytest.mark.parametrize(("lane", "policy"), [(PackedLane, "one root"), (RoundedLane, "16 bits")])
+def test_a_flush_that_fails_between_nodes_is_told_inside_them(
+    lane: type[Any], policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(lane: Any, outputs: Any) -> None:
+        raise rp.CommunicatorError("the network is down")
+
+    monkeypatch.setattr(lane, "flush", fails)
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model, optimizer = wrapped(comm, POLICIES[policy])
         run(model, optimizer, comm.rank, 2)
         with pytest.raises(rp.CommunicatorError, match="down" if comm.rank % 2 == 0 else "first rank of this node"):
             optimizer.flush()

@@ -106,6 +106,19 @@ def test_nothing_sent_has_no_ratio(tmp_path: Path, capsys: pytest.CaptureFixture
     assert row["bytes_per_step"] == 0 and row["wire_ratio"] is row["steady_wire_ratio"] is None
 
 
+def test_a_part_that_sends_nothing_leaves_the_ratio_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as a resumed run that ends at once."""
+    logged(tmp_path / "run.jsonl")
+    (before,) = report(capsys, str(tmp_path / "run.jsonl"))
+    logged(tmp_path / "run.jsonl", steps=0, append=True)
+    (row,) = report(capsys, str(tmp_path / "run.jsonl"))
+    assert before["wire_ratio"] > 1
+    for name in ("wire_ratio", "steady_wire_ratio"):
+        assert row[name] == pytest.approx(before[name])
+
+
 def test_runs_are_compared_in_a_table_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = []
     for name, policy in (("dense", rp.Dense()), ("iwp", IWP)):

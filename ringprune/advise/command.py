@@ -128,7 +128,8 @@ def _run(options: argparse.Namespace) -> int:
             raise ConfigurationError("--ranks N is missing: how many ranks there are")
         if speeds is None:
             speeds = measured(*overheads()) if options.measure else DEVICES[options.device]
-        options.latency_us = options.latency_us or 1e6 * LATENCY_SECONDS
+        if options.latency_us is None:
+            options.latency_us = 1e6 * LATENCY_SECONDS
         latency = options.latency_us / 1e6
         link_of = partial(Link.of_rate, latency_seconds=latency, goodput=options.goodput, shares=options.shares)
         link = network if network is not None and network.ranks == options.ranks else link_of(options.rate)

@@ -76,7 +76,7 @@ class Pilot:
         self._seconds: dict[int, float] = {}
         self._speeds: Speeds | None = None
         self._link: MeasuredLink | None = None
-        self._refused: set[int] = set()
+        self._refused: set[Any] = set()  # candidates that cannot be made, and mixtures: candidate and names
         self._said, self._told, self._spent, self._pace = "", -1, 0.0, 0.0
         self._deciding, self._step = parts.comm.size > 1, 0
         self._names = names_of(self._policies)
@@ -285,6 +285,7 @@ class Pilot:
         found, candidate = self._options[self.chosen], self._policies[self.chosen]
         seconds = as_exchanged(setting, candidate, self._policy).prediction.seconds
         better = (1 + HYSTERESIS) * found.prediction.seconds < seconds
+        better &= (self.chosen, *(packed_of(found.policy) or ())) not in self._refused
         packed = self._gather({"packed": packed_of(found.policy if better else self._policy)})[0]["packed"]
         self._options[self.chosen] = replace(found, policy=packing(candidate, packed))
         return bool(packed != packed_of(self._policy))
@@ -331,13 +332,13 @@ class Pilot:
 
     def _change(self, target: int) -> Course:
         """Exchange otherwise from the next step on; if something is kept back, after a step that sends it all."""
-        old, before = self.mode, (self.chosen, self._policy)
+        old, before, wanted = self.mode, (self.chosen, self._policy), self._options[target].policy
         if old.keeps_something():
             yield from self._send_whole(old)
         velocities, failure = old.velocities(), ""
         try:
             old.hand_over(velocities)
-            self._build(target, self._options[target].policy, old)
+            self._build(target, wanted, old)
             self.mode.take_over()
         except Exception as error:  # no memory, above all
             failure = f"{type(error).__name__}: {error}"
@@ -346,8 +347,8 @@ class Pilot:
             return
         rank = next(rank for rank, text in enumerate(failures) if text)
         self._tell(f"rank {rank} cannot exchange by {self._names[target]} ({failures[rank]})")
-        if target != before[0]:
-            self._refused.add(target)
+        # Of what is in use it is another mixture that cannot be made.
+        self._refused.add((target, *(packed_of(wanted) or ())) if target == before[0] else target)
         old.close()
         if self.mode is not old:
             self.mode.hand_over({})  # it has made no step

@@ -127,7 +127,7 @@ def bar(total: int) -> Iterator[Callable[[str, int, float], None]]:
 
 def told_of_interrupt(rows: Sequence[Row]) -> int:
     """Say what became of the rows of a command that was stopped; its status."""
-    done = "these are the cases that were done" if rows else "before any case was done; no rows are written"
+    done = "these are the cases that were done" if rows else "before any case was done"
     print(f"stopped: {done}", file=sys.stderr)
     return INTERRUPTED
 
@@ -139,5 +139,7 @@ def write_rows(rows: Sequence[Row], to: str | None) -> None:
         rows: what was measured.
         to: a file, ``-`` for standard output, or None for nowhere.
     """
-    if rows or to == "-":
+    if rows or to in (None, "-"):
         write_json(rows, to)
+    else:
+        print(f"there are no rows: {to} is left as it is", file=sys.stderr)

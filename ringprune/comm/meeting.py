@@ -138,7 +138,9 @@ class Group:
             part.check_complete()
         for meeting in self._open.values():
             caller, call = next(iter(meeting.calls.items()))
-            raise CommunicatorError(f"rank {caller} called {call}, which {listed(self._absent(meeting))} never did")
+            raise CommunicatorError(
+                f"rank {caller} called {call}, which {listed(self._absent(meeting))} never did", alone=True
+            )
 
     def _close(self, meeting: Meeting) -> None:
         del self._open[meeting.number]
@@ -170,7 +172,9 @@ class Group:
             kind, message = self._failure
             return kind(message)
         gone = next(other for other in self.ended if other not in meeting.calls)
-        return CommunicatorError(f"rank {gone} {self.ended[gone]} while rank {rank} was in {meeting.calls[rank]}")
+        return CommunicatorError(
+            f"rank {gone} {self.ended[gone]} while rank {rank} was in {meeting.calls[rank]}", alone=True
+        )
 
     def _time_limit(self, meeting: Meeting) -> str:
         waiting = listed([rank for rank in meeting.calls if rank in self._waiting])

@@ -105,7 +105,7 @@ class Waiter:
             )
         elif any(sign in str(error) for sign in _PEER_GONE):
             hint = " Another rank has ended or failed: all ranks call step() equally often"
-        return CommunicatorError(f"{call} failed on rank {self.rank}: {error}{hint}")
+        return CommunicatorError(f"{call} failed on rank {self.rank}: {error}{hint}", alone=True)
 
     def finish_all(self, seconds: float) -> bool:
         """Let collectives end for which nobody waited; whether all have within ``seconds``."""
@@ -149,7 +149,8 @@ class Waiter:
             if self.timeout is not None and waited > self.timeout:
                 raise CommunicatorError(
                     f"{call} was not done after {self.timeout} s on rank {self.rank}: "
-                    "another rank is gone, slow, or in a different collective"
+                    "another rank is gone, slow, or in a different collective",
+                    alone=True,
                 )
             if waited > warn_after:
                 warn_after *= 2

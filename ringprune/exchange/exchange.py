@@ -101,7 +101,6 @@ class Exchange:
             RankMismatchError: they do not; on all ranks, naming the first parameter that differs.
         """
         setting, density = self._setting, self._setting.policy.density
-        setting.failure = None
         setting.whole = setting.whole or (self._may_send_whole is not None and self._may_send_whole(self.step))
         setting.metrics.begin(density.at(self.step), steady=density.steady(self.step), steps=steps)
         self.check_start()
@@ -196,7 +195,15 @@ class Exchange:
         self.conclude()
 
     def conclude(self) -> None:
-        """All buckets have been finished: the step has taken effect."""
+        """All buckets have been finished: the step has taken effect.
+
+        Raises:
+            CommunicatorError: in a hierarchy, the nodes could not exchange a bucket; on all ranks.
+        """
+        for lane in self._lanes:
+            lane.arrive()
+        for lane in [lane for lane in self._lanes if lane.bucket.numel][-1:]:
+            lane.check()
         for lane in self._lanes:
             lane.settle()
         self._report()
@@ -271,7 +278,6 @@ class Exchange:
             outputs: one contiguous tensor per parameter; those of packed buckets are overwritten with the average.
         """
         self.forget()
-        self._setting.failure = None
         with self._setting.metrics.sending("headers"):
             self._setting.comm.barrier(name="flush()")  # a rank that has batches left may be in a step
         for lane, keeps in zip(self._lanes, self._keeps, strict=True):

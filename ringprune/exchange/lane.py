@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ringprune.comm.communicator import Communicator
-from ringprune.errors import RingPruneError
+from ringprune.errors import CommunicatorError
 from ringprune.exchange.rotation import Rotation
 from ringprune.guard import Guard
 from ringprune.metrics import Content, Metrics
@@ -51,7 +51,7 @@ class Setting:
         rotation: whose turn it is, where packed tensors take turns.
         whole: send all entries, and as they are, so that nothing is kept back.
         first: the step at which this exchange began, where another one had gone before.
-        failure: in a hierarchy, what went wrong between the nodes in this step.
+        failure: in a hierarchy, what went wrong between the nodes: nothing more is exchanged.
     """
 
     policy: Policy
@@ -67,7 +67,7 @@ class Setting:
     rotation: Rotation | None = None
     whole: bool = False
     first: int = 0
-    failure: RingPruneError | None = None
+    failure: CommunicatorError | None = None
 
     def sums_by_ring(self, values: Tensor) -> bool:
         """Whether ``values`` are summed by our ring."""
@@ -157,8 +157,14 @@ class Lane(ABC):
     def resumed(self, *, flushed: bool) -> None:  # noqa: B027 - most lanes have it in their state
         """The state is that of a checkpoint; ``flushed``: of no step yet, or all was sent after the last one."""
 
-    def settle(self) -> None:  # noqa: B027 - most lanes have nothing under way then
+    def arrive(self) -> None:  # noqa: B027 - most lanes have nothing under way then
         """After :meth:`finish` of all lanes: wait for what that has started."""
+
+    def check(self) -> None:  # noqa: B027 - most lanes have raised before
+        """After :meth:`arrive`, of the last lane: raise what has gone wrong in any of them."""
+
+    def settle(self) -> None:  # noqa: B027 - most lanes have written them
+        """Write the averages that have arrived."""
 
     def flush(self, outputs: Sequence[Tensor]) -> None:  # noqa: B027 - most lanes keep nothing
         """Send all that is kept back, whole, and write its average into the bucket's tensors."""

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ringprune import packing
-from ringprune.comm.communicator import Handle, Nodes
-from ringprune.errors import CommunicatorError, RingPruneError
+from ringprune.comm.communicator import CPU, Handle, Nodes
+from ringprune.errors import CommunicatorError
 from ringprune.exchange.lane import Lane, Setting, StateOf, UnderWay
 from ringprune.plan import Bucket
 from ringprune.residual import Correction
@@ -77,14 +77,17 @@ class NodeLane(Lane):
             yield between
 
     def _between(self, turn: Callable[[], T]) -> T | None:
-        """A turn between the nodes. After one that failed there are none: the node's other ranks are told instead.
+        """A turn between the nodes; none after one that failed.
 
-        All first ranks fail in the same turn: they have the same messages.
+        What all first ranks have met in the same turn, as of a message that all of them have, waits until the other
+        ranks of the nodes can be told. What this rank may have met alone it raises, since others wait for it.
         """
         if self._setting.failure is None:
             try:
                 return turn()
-            except RingPruneError as error:
+            except CommunicatorError as error:
+                if error.alone:
+                    raise
                 self._setting.failure = error
         return None
 
@@ -94,18 +97,17 @@ class NodeLane(Lane):
             self._between(lambda: between.finish(self._parts()))
         self._pass_on(outputs)
 
-    def settle(self) -> None:
-        """Wait for the averages inside the node, and write them.
-
-        Raises:
-            CommunicatorError: the nodes could not exchange them; on all ranks.
-        """
+    def arrive(self) -> None:
+        """Wait for the averages inside the node."""
         self._wait_for_node()
-        if FAILED[self._buffer.dtype] in self._mark().tolist():
-            raise self._setting.failure or CommunicatorError(
-                f"bucket {self.bucket.index}: the first rank of this node could not exchange it with the other nodes; "
-                "the error there says why"
-            )
+
+    def check(self) -> None:
+        """Raise on all ranks where the nodes could not exchange this bucket, or one before it."""
+        if self._setting.failure is not None or FAILED[self._buffer.dtype] in self._mark().tolist():
+            raise self._failure()
+
+    def settle(self) -> None:
+        """Write the averages."""
         with self._setting.metrics.stage("unpack"):
             packing.unflatten(self._outputs, self._buffer)
         self._outputs = ()
@@ -127,21 +129,20 @@ class NodeLane(Lane):
 
     def abandon(self) -> None:
         """Wait for the last message and forget it; the state is as it was before."""
-        if self._setting.failure is not None:
-            raise self._setting.failure
         if self.between is not None:
-            self.between.abandon()
+            self._between(self.between.abandon)
+        self._tell()
 
     def flush(self, outputs: Sequence[Tensor]) -> None:
         """Send what the nodes keep, whole, and write its average."""
-        between, parts = self.between, self._parts()
+        if (between := self.between) is not None:
+            self._between(lambda: between.flush(self._parts()))
         if self.bucket.route != "packed":
-            if between is not None:
-                between.flush(parts)
+            self._tell()
             return  # what rounding drops stays with the nodes
-        if between is not None:
-            self._between(lambda: between.flush(parts))
         self._pass_on(outputs)
+        self.arrive()
+        self.check()
         self.settle()
 
     def state(self) -> StateOf:
@@ -160,6 +161,20 @@ class NodeLane(Lane):
             if self._setting.failure is not None:
                 self._mark().fill_(FAILED[self._buffer.dtype])
             self._handle = self._local.broadcast(self._buffer, 0, name=f"bucket {self.bucket.index} averages")
+
+    def _tell(self) -> None:
+        """As :meth:`_pass_on` and :meth:`check`, where there are no averages to pass on."""
+        failed = torch.tensor([self._setting.failure is not None], dtype=torch.int32, device=CPU)
+        with self._setting.metrics.stage("node"):
+            failed = self._local.broadcast(failed, 0, name=f"bucket {self.bucket.index} failed").wait()
+        if failed.item():
+            raise self._failure()
+
+    def _failure(self) -> CommunicatorError:
+        return self._setting.failure or CommunicatorError(
+            f"bucket {self.bucket.index}: the first rank of this node could not exchange it, or one before it, with "
+            "the other nodes; the error there says why"
+        )
 
     def _mark(self) -> Tensor:
         """The bits of the first average, if there is one."""

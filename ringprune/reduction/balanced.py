@@ -119,7 +119,8 @@ class BalancedReduction(PhasedSum):
             if not 0 <= count <= most:
                 raise CommunicatorError(
                     f"{self._name}: rank {rank} tells of {count} entries where at most {most} can be; did all ranks "
-                    "give the same numel?"
+                    "give the same numel?",
+                    alone=True,
                 )
         return counts
 

@@ -179,6 +179,7 @@ class RingReduction:
         try:
             code.decode(message, self._values.chunk(region, chunk), add=add, name=name)
         except CommunicatorError as error:
+            error.alone = True  # of ranks that it does not pass
             self._error = self._error or error
             self._damaged.add((region, chunk))
 

@@ -75,7 +75,7 @@ def _ratio(parts: Sequence[Sequence[Line]], stretch: str = "") -> float | None:
     """Dense float32 bytes over those sent, of all parts; ``stretch`` is ``"steady_"`` for what follows warm-up."""
     ends = [part[-1]["stats"] for part in parts]
     names = (f"{stretch}bytes_sent", f"{stretch}dense_equivalent_bytes")
-    if ends[-1].get("bytes_sent") == 0.0:
+    if all(end.get("bytes_sent") == 0.0 for end in ends):
         return None
     if len(ends) == 1 or any(name not in end for end in ends for name in names):  # logs of before have no such sums
         ratio: float | None = ends[-1].get(f"{stretch}wire_ratio")

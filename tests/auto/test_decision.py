@@ -141,6 +141,7 @@ def test_a_candidate_in_use_is_predicted_as_it_is_exchanged() -> None:
     named = replace(model, specs=tuple(specs_of(*model.shapes)))
     setting = Setting(named, 4, made_up_link(1.3e8, 4), CPU.times(8), 4_000_000)
     found = options(setting, [rp.Dense(), rp.IWP(0.01)])[1]
+    assert found.dense
     assert as_exchanged(setting, rp.IWP(0.01), found.policy) == found
     assert as_exchanged(setting, rp.IWP(0.01), rp.IWP(0.01)).dense == 0
     assert as_exchanged(setting, rp.Dense(), rp.Dense()) == options(setting, [rp.Dense()])[0]

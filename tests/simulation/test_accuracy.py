@@ -279,11 +279,14 @@ def test_a_page_is_left_alone_where_nothing_can_be_drawn(
     assert (tmp_path / "accuracy.md").read_text() == (ROOT / "docs" / "accuracy.md").read_text()
 
 
-def test_rows_of_before_stay_where_nothing_is_done(tiny: Task, tmp_path: Path) -> None:
+def test_rows_of_before_stay_where_nothing_is_done(
+    tiny: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A mistyped --store left an empty list in their place."""
     (tmp_path / "rows").write_text("before")
     assert accuracy(tmp_path, "--show", "--json", str(tmp_path / "rows")) == 0
     assert (tmp_path / "rows").read_text() == "before"
+    assert "there are no rows" in capsys.readouterr().err
 
 
 def test_data_that_is_missing_is_named(
