@@ -11,8 +11,9 @@ from ringprune.averages import Averages
 from ringprune.checkpoint import Origin, divide_sums
 from ringprune.embedding import any_embeddings
 from ringprune.errors import NonFiniteGradientError, RankMismatchError, RingPruneError, UsageError
+from ringprune.flush_rate import tell_of_rates
 from ringprune.gradients import Gradients, entries
-from ringprune.mode import Mode, Parts, tell_of_rates
+from ringprune.mode import Mode, Parts
 from ringprune.other_wrappers import averaged_elsewhere
 from ringprune.packing import laid_out_as, no_rows
 from ringprune.plan import Bucket

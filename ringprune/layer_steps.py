@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringprune.errors import ConfigurationError
+from ringprune.errors import ConfigurationError, UsageError
 
 __all__ = ["LayerSteps"]
 
@@ -39,10 +39,17 @@ class LayerSteps:
         """Inside, the optimizer has these parameters only, and the settings remembered.
 
         Raises:
+            UsageError: it has more param groups than when they were remembered, or fewer.
             ConfigurationError: it changed a setting, so that parts of a step are not the whole step.
         """
         chosen, groups = {id(param) for param in params}, self._inner.param_groups
         kept = list(groups)
+        if len(kept) != len(self._settings):
+            raise UsageError(
+                f"{type(self._inner).__name__} had {len(self._settings)} param groups when its step began, and has "
+                f"{len(kept)} now: with a schedule layers step until the next backward pass. Call synchronize(), "
+                "flush() and close() the wrapper, change the groups, and wrap again"
+            )
         parts = [
             {**copy.deepcopy(settings), "params": [p for p in group["params"] if id(p) in chosen]}
             for settings, group in zip(self._settings, kept, strict=True)

@@ -2,7 +2,7 @@
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,10 +28,12 @@ from ringprune.scaling import LossScale
 from ringprune.slicing import SlicedPlan
 from ringprune.verdict import Verdict
 
-__all__ = ["Mode", "Parts", "Settings", "tell_of_rates"]
+__all__ = ["Mode", "Parts", "Settings"]
 
-HARMLESS = 0.1
-"""Share of its first learning rate at which a step of all that was kept back has cost nothing (docs/sharp-bits.md)."""
+_MOVED = (
+    "{!r} was in param group {} when the optimizer was wrapped and is in {} now: flush() and close() the wrapper, and "
+    "only then move it and wrap again"
+)
 
 _log = logging.getLogger("ringprune")
 
@@ -131,6 +133,9 @@ class Mode(ABC):
         self.embeddings = parts.embeddings
         self._highest = parts.highest
         self._known = {id(param) for param in self.updated}
+        # Whose momentum, Nesterov and weight decay are ours, by the settings of the group that it was in.
+        taken = zip(parts.params, parts.specs, strict=True) if velocity else ()
+        self._spec_of = {id(param): spec for param, spec in taken}
         self.others = parts.others or Others(parts.params)
         self.metrics = parts.metrics or Metrics(comm.traffic, plan.numel, nodes)
         self._verdict = Verdict(comm, self.metrics, settings.nonfinite, expected=parts.scale.enabled)
@@ -244,9 +249,12 @@ class Mode(ABC):
         return self._verdict.fault
 
     def _note_strangers(self) -> None:
-        """Parameters that were frozen, or not there, when the ranks agreed on what they exchange."""
+        """Parameters that were frozen, not there, or in another group when the ranks agreed on what they exchange."""
         for number, group in enumerate(self._inner.param_groups):
             for param in group["params"]:
+                spec = self._spec_of.get(id(param))
+                if spec is not None and spec.group != number:
+                    self._verdict.note_fault(_MOVED.format(spec.name, spec.group, number))
                 if param.requires_grad and id(param) not in self._known:
                     self._verdict.note_fault(
                         f"a parameter of shape {list(param.shape)} in param group {number} requires a gradient and did "
@@ -309,7 +317,10 @@ class Mode(ABC):
     # -- the wrapped optimizer ----------------------------------------------------------------------------------------
 
     def _group(self, param: int) -> dict[str, Any]:
-        return self._inner.param_groups[self.plan.params[param].group]
+        groups, spec = self._inner.param_groups, self.plan.params[param]
+        if spec.group >= len(groups):
+            raise UsageError(_MOVED.format(spec.name, spec.group, "none"))
+        return groups[spec.group]
 
     def initialise(self) -> None:
         """Create the wrapped optimizer's state by a step on zero gradients, and without decay, that moves no weight.
@@ -339,7 +350,10 @@ class Mode(ABC):
         if self.backward.touched or self._open:
             hint = ""
             if call.startswith("zero_grad"):
-                hint = "; to leave a batch out, decide before backward(), and call zero_grad() and step() without it"
+                hint = (
+                    "; to leave a batch out, decide before backward(), and call zero_grad() and step() without it; "
+                    "after an error in backward() call synchronize() first, on all ranks"
+                )
             raise UsageError(
                 f"{call} after backward() and before step() or synchronize(): an exchange is under way{hint}"
             )
@@ -372,22 +386,3 @@ class Mode(ABC):
 
 def _entries(grad: Tensor) -> Tensor:
     return grad._values() if grad.is_sparse else grad  # not coalesced: NaN is NaN in any order
-
-
-def tell_of_rates(groups: Iterable[Mapping[str, Any]], highest: Iterable[float]) -> None:
-    """Warn where ``groups`` are about to make a step of all that was kept back at a rate as high as in training.
-
-    Args:
-        groups: param groups.
-        highest: the highest rate that each has stepped with; 0 where nobody knows.
-    """
-    seen = zip(groups, highest, strict=True)
-    rates = [(float(group["lr"]), group, most) for group, most in seen if group.get("lr") is not None]
-    high = [rate for rate, group, most in rates if rate > HARMLESS * max(most, float(group.get("initial_lr", rate)))]
-    if high:
-        _log.warning(
-            "flush() makes one step of all that was kept back, at learning rate %g. Unless the rate has fallen far "
-            "below its highest, to a tenth or less, that step is far larger than others and can cost accuracy: compare "
-            "before and after. Running statistics of BatchNorm are those of before it",
-            max(high),
-        )

@@ -165,6 +165,9 @@ class SharedMomentum:
     def _through_buffer(self, spec: ParamSpec, source: Tensor, group: dict[str, Any]) -> Tensor:
         self.allocate([] if spec.name in self._buffers else [spec.name])  # decay was switched on after construction
         buffer = self._buffers[spec.name]
+        if not group["momentum"]:
+            buffer.zero_()  # momentum that is switched on later begins anew
+            return source
         buffer.mul_(group["momentum"]).add_(source)
         return source.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
 

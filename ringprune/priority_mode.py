@@ -105,8 +105,9 @@ class PriorityMode(GradientMode):
             self.settle()
             if not self._compared:
                 self._compared = True
-                with self._driver:
-                    self._compare("parameter", self._in_pieces(self.params))
+                if self._drift.due(self.exchange.step):
+                    with self._driver:
+                        self._compare("parameter", self._in_pieces([p.detach().contiguous() for p in self.params]))
         except RingPruneError as error:  # on all ranks; torch may end the process over errors out of a backward pass
             self._failed = error
             return

@@ -201,6 +201,7 @@ class Residual:
             sent=self._now.sent,
         )
         self._next.sent = None
+        self._forget(correction)
         return result
 
     def accumulate_select(
@@ -230,7 +231,15 @@ class Residual:
             sent=self._now.sent,
         )
         self._next.sent = None
+        self._forget(correction)
         return result
+
+    def _forget(self, correction: Correction) -> None:
+        """Without momentum no velocity is kept, so that momentum which is switched on later begins anew."""
+        velocity = self._next.velocity
+        for i, momentum in enumerate(correction.momentum):
+            if velocity is not None and momentum == 0.0:
+                velocity[self._offsets[i] : self._offsets[i + 1]].zero_()
 
     @property
     def waits(self) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import ringprune as rp
-from tests.training import batches, loss_of, make_model, sgd
+from tests.training import batches, loss_of, make_model, run, sgd, weights, wrap
 
 Settings = dict[str, float]
 
@@ -304,3 +304,52 @@ def test_state_that_is_made_for_a_broadcast_knows_the_learning_rate(name: str) -
                     assert torch.equal(made[key], value)
 
     rp.simulate(1, rank)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("policy", [rp.IWP(1.0), rp.IWP(1.0, min_numel=10**6)], ids=["packed", "dense"])
+def test_momentum_that_is_switched_on_begins_with_nothing(policy: rp.Policy, nesterov: bool) -> None:
+    """It began with the last gradient of the time without, which had been sent."""
+
+    def rank(comm: rp.comm.Communicator, policy: rp.Policy) -> Tensor:
+        model = make_model()
+        optimizer = wrap(model, comm, policy, lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9, nesterov=nesterov))
+        for step, momentum in enumerate((0.0, 0.0, 0.9, 0.9, 0.5)):
+            for group in optimizer.param_groups:
+                group["momentum"] = momentum
+            run(model, optimizer, comm.rank, 1, start=step)
+        return weights(model)
+
+    expected, *_ = rp.simulate(2, lambda comm: rank(comm, rp.Dense()))
+    for found in rp.simulate(2, lambda comm: rank(comm, policy)):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_schedule_goes_on_in_another_memory_format() -> None:
+    """Pieces of a weight that had become channels_last failed, though nothing was to be compared."""
+
+    def rank(comm: rp.comm.Communicator, policy: rp.Policy) -> Tensor:
+        model = nn.Sequential(nn.Conv2d(8, 64, 3, padding=1), nn.Flatten(), nn.Linear(64 * 64, 4))
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for param in model.parameters():
+                param.copy_(0.1 * torch.randn(param.shape, generator=generator))
+        optimizer = rp.DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1e-3),
+            model.named_parameters(),
+            policy=policy,
+            comm=comm,
+            model=model,
+        )
+        model.to(memory_format=torch.channels_last)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(2, 8, 8, 8, generator=generator)).square().mean().backward()
+            optimizer.step()
+        if policy.schedule is not None:
+            optimizer.synchronize()
+        return torch.cat([param.detach().reshape(-1) for param in model.parameters()])
+
+    expected = rp.simulate(2, lambda comm: rank(comm, rp.Dense()))[0]
+    for found in rp.simulate(2, lambda comm: rank(comm, rp.P3(slice_bytes=4096))):
+        assert torch.equal(found, expected)

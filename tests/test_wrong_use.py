@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import ringprune as rp
-from tests.training import batches, loss_of, make_model, plain_sgd, run, sgd, wrap
+from tests.training import batches, loss_of, make_model, plain_sgd, run, sgd, weights, wrap
 
 IWP = rp.IWP(0.05)
 
@@ -436,3 +436,66 @@ def test_a_plain_value_in_a_slot_of_a_policy_is_refused_at_once(slot: str, value
     """``replace(rp.IWP(), density=0.05)`` was taken, and failed at the first step."""
     with pytest.raises(rp.ArgumentTypeError, match=rf"Policy\.{slot}=.*{hint}"):
         dataclasses.replace(rp.IWP(), **{slot: value})
+
+
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
+def test_a_parameter_that_has_changed_its_group_is_told(momentum: float) -> None:
+    """Momentum that the wrapper has taken over went on by the settings of the group that it had left, in silence."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, IWP, sgd)
+        run(model, optimizer, comm.rank, 2)
+        inner = optimizer._inner
+        inner.add_param_group({"params": [inner.param_groups[0]["params"].pop(0)], "momentum": momentum})
+        with pytest.raises(rp.UsageError, match=r"'0.weight' was in param group 0 .* is in 1 now.*wrap again"):
+            run(model, optimizer, comm.rank, 1, start=2)
+
+    rp.simulate(2, rank, timeout=30)
+
+
+@pytest.mark.parametrize("make", [sgd, torch.optim.AdamW])
+@pytest.mark.parametrize("policy", [rp.Dense(), rp.IWP(1.0, correction="global")], ids=["dense", "global"])
+def test_it_may_where_momentum_is_the_wrapped_optimizers(policy: rp.Policy, make: Any) -> None:
+    def rank(comm: rp.comm.Communicator, policy: rp.Policy) -> torch.Tensor:
+        model = make_model()
+        optimizer = wrap(model, comm, policy, make)
+        run(model, optimizer, comm.rank, 2)
+        inner = optimizer._inner
+        inner.add_param_group({"params": [inner.param_groups[0]["params"].pop(0)], "lr": 0.01})
+        run(model, optimizer, comm.rank, 3, start=2)
+        return weights(model)
+
+    dense, *_ = rp.simulate(2, lambda comm: rank(comm, rp.Dense()), timeout=30)
+    torch.testing.assert_close(rp.simulate(2, lambda comm: rank(comm, policy), timeout=30)[1], dense)
+
+
+def test_a_group_that_is_gone_is_told() -> None:
+    """It was an IndexError out of backward()."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        groups = [{"params": [param]} for param in model.parameters()]
+        optimizer = rp.DistributedOptimizer(
+            torch.optim.SGD(groups, lr=0.1), model.named_parameters(), policy=IWP, comm=comm
+        )
+        optimizer._inner.param_groups.pop()
+        with pytest.raises(rp.UsageError, match=r"was in param group 5 .* is in none now"):
+            run(model, optimizer, comm.rank, 1)
+
+    rp.simulate(2, rank, timeout=30)
+
+
+def test_a_group_that_is_added_under_a_schedule_is_told() -> None:
+    """It was a ValueError of zip, out of the next forward pass, in which layers step."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        inner = sgd(model.parameters())
+        optimizer = rp.DistributedOptimizer(inner, model.named_parameters(), policy=rp.P3(), comm=comm, model=model)
+        run(model, optimizer, comm.rank, 2)
+        inner.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+        with pytest.raises(rp.UsageError, match="had 1 param groups when its step began, and has 2 now"):
+            run(model, optimizer, comm.rank, 1, start=2)
+
+    rp.simulate(2, rank, timeout=30)

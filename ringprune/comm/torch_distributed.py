@@ -29,7 +29,7 @@ from ringprune.errors import ArgumentTypeError, ConfigurationError, DependencyEr
 __all__ = ["TorchCommunicator"]
 
 JOIN_SECONDS = 1.0
-LET_GO_SECONDS = 0.05
+LET_GO_SECONDS, LAST_SECONDS = 0.05, 0.2
 """Gloo's thread may still want Python, to let go of the last message; ended from Python then, both wait for ever."""
 
 EAGER_SECONDS = 0.0  # Gloo's threads need the core more than we do
@@ -319,6 +319,10 @@ _open: "weakref.WeakSet[TorchCommunicator]" = weakref.WeakSet()
 def _let_the_process_end() -> None:
     for comm in list(_open):
         comm._end()
+    if dist.is_available() and dist.is_initialized():
+        # The script's own group, in which it may have sent its last message a moment ago: Gloo's thread would ask for
+        # Python when there is none any more, and abort the process.
+        time.sleep(LAST_SECONDS)
 
 
 def _checked_group(process_group: Any) -> Any:
