@@ -136,12 +136,12 @@ def test_the_low_pass_filter_sees_what_has_left(spare: bool) -> None:
     state = Residual([0, 2], velocity=True, spare=spare, device=CPU, low_pass=0.5)
     assert not state.waits
     for _ in range(2):
-        state.accumulate([torch.ones(2)], Correction([1.0], [0.0], [False]))
+        state.accumulate([torch.ones(2)], Correction([1.0], [0.5], [False]))
         state.leave(ops.Sent(torch.zeros(1, dtype=torch.int32), None, True))
         state.commit()
-    assert state.residual.tolist() == [0.0, 1.0]  # 0, 0.5 * 1, then 0.5 + 0.5 * 1
+    assert state.residual.tolist() == [0.0, 1.25]  # 0, 0.5 * 1, then 0.5 + 0.5 * 1.5
     assert state.velocity is not None
-    assert state.velocity.tolist() == [0.0, 1.0]
+    assert state.velocity.tolist() == [0.0, 1.5]
 
 
 def test_a_step_begins_from_what_is_expected_of_a_state_that_all_sent_has_left() -> None:
