@@ -76,7 +76,8 @@ class Pilot:
         self._seconds: dict[int, float] = {}
         self._speeds: Speeds | None = None
         self._link: MeasuredLink | None = None
-        self._refused: set[Any] = set()  # candidates that cannot be made, and mixtures: candidate and names
+        self._refused: set[int] = set()  # candidates that cannot be made
+        self._unmixed: set[tuple[Any, ...]] = set()  # and mixtures of one that can: candidate and names
         self._said, self._told, self._spent, self._pace = "", -1, 0.0, 0.0
         self._deciding, self._step = parts.comm.size > 1, 0
         self._names = names_of(self._policies)
@@ -285,7 +286,7 @@ class Pilot:
         found, candidate = self._options[self.chosen], self._policies[self.chosen]
         seconds = as_exchanged(setting, candidate, self._policy).prediction.seconds
         better = (1 + HYSTERESIS) * found.prediction.seconds < seconds
-        better &= (self.chosen, *(packed_of(found.policy) or ())) not in self._refused
+        better &= (self.chosen, *(packed_of(found.policy) or ())) not in self._unmixed
         packed = self._gather({"packed": packed_of(found.policy if better else self._policy)})[0]["packed"]
         self._options[self.chosen] = replace(found, policy=packing(candidate, packed))
         return bool(packed != packed_of(self._policy))
@@ -347,8 +348,10 @@ class Pilot:
             return
         rank = next(rank for rank, text in enumerate(failures) if text)
         self._tell(f"rank {rank} cannot exchange by {self._names[target]} ({failures[rank]})")
-        # Of what is in use it is another mixture that cannot be made.
-        self._refused.add((target, *(packed_of(wanted) or ())) if target == before[0] else target)
+        if target == before[0]:
+            self._unmixed.add((target, *(packed_of(wanted) or ())))
+        else:
+            self._refused.add(target)
         old.close()
         if self.mode is not old:
             self.mode.hand_over({})  # it has made no step

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import ringprune as rp
 from ringprune import other_wrappers
 from ringprune.auto import pilot
-from ringprune.auto.decision import packing
+from ringprune.auto.decision import packed_of, packing
 from ringprune.gradient_mode import GradientMode
 from tests.auto.made_up import follow, quick
 from tests.training import OPTIMIZERS, loss_of, make_model, nesterov, run, sgd, train, weights, wrap
@@ -184,6 +184,40 @@ def test_what_is_said_to_be_packed_is_packed(monkeypatch: pytest.MonkeyPatch, fa
         assert ("(1 of 2 packed buckets stay dense)" in said) == bool(dense)
         assert routes.count("packed") == 2 - dense
         assert torch.equal(trained, first[0][1])
+
+
+def test_a_mixture_that_cannot_be_made_is_tried_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All that was kept back would be sent whole for it in every round."""
+    follow(monkeypatch, [])
+    find, build, tried = pilot.options, pilot.Pilot._build, []
+
+    def found(setting: Any, policies: Any) -> list[Any]:
+        options = find(setting, policies)
+        step = replace(options[0].prediction, seconds=0.5 * options[0].prediction.seconds)
+        options[0] = replace(options[0], policy=packing(policies[0], ["0.weight"]), prediction=step)
+        return options
+
+    def fails(this: Any, chosen: int, policy: rp.Policy, *rest: Any) -> None:
+        if packed_of(policy) is not None:
+            tried.append(chosen)
+            raise MemoryError("made up")
+        build(this, chosen, policy, *rest)
+
+    monkeypatch.setattr(pilot, "options", found)
+    monkeypatch.setattr(pilot.Pilot, "_build", fails)
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = make_model()
+        run(model, wrap(model, comm, rp.Auto((rp.IWP(0.5), rp.Dense())), bucket_bytes=10_000), comm.rank, 40)
+        return weights(model)
+
+    with caplog.at_level(logging.WARNING, "ringprune"):
+        first, second = rp.simulate(2, rank, timeout=60)
+    assert torch.equal(first, second)
+    assert tried == [0, 0], "once on each rank"
+    assert "cannot exchange by IWP 50 % (MemoryError: made up)" in caplog.text
 
 
 def test_a_rate_that_fell_before_a_change_has_fallen(
