@@ -6,7 +6,7 @@ Momentum correction needs the optimizer and is left out.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, Signature
 from itertools import accumulate
@@ -101,7 +101,12 @@ class _Arrived:
     buffer: Tensor
     params: list[Tensor]
     grads: list[Tensor]
-    future: "torch.futures.Future[Tensor]" = field(default_factory=torch.futures.Future)
+
+    def __post_init__(self) -> None:
+        devices: list[Any] | None = (
+            [self.buffer.device] if self.buffer.is_cuda else None
+        )  # there who waits comes after this stream
+        self.future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
 
     @property
     def layout(self) -> tuple[int, ...]:
@@ -216,10 +221,7 @@ class DDPHook:
         self._exchange.reduce(self._verdict.start)
         made = self._verdict.wait()
         try:
-            if made:
-                self._write()
-            else:
-                self._refuse()
+            (self._write if made else self._refuse)()
         finally:
             self._verdict.clear()
         for arrived in self._arrived:

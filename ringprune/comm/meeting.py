@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,15 +23,36 @@ class Meeting:
         self.calls: dict[int, Call] = {}
         self.tensors: dict[int, Tensor] = {}
         self.outcome: Sequence[Tensor] | None = None
+        self._given: list[Any] = []  # of a GPU: each rank may work on a stream of its own
+        self._computed: Any = None
         self.changed = threading.Condition(lock)
+
+    def enter(self, rank: int, call: Call, tensor: Tensor) -> None:
+        """A rank has called it, after what its stream was given until now."""
+        self.calls[rank], self.tensors[rank] = call, tensor
+        if tensor.is_cuda:
+            self._given.append(torch.cuda.current_stream(tensor.device).record_event())
 
     def settle(self) -> None:
         """Compute the outcome of a collective that all ranks have called."""
         ranks = sorted(self.calls)
-        calls = [self.calls[rank] for rank in ranks]
+        calls, tensors = [self.calls[rank] for rank in ranks], [self.tensors[rank].detach() for rank in ranks]
+        stream: Any = torch.cuda.current_stream(tensors[0].device) if self._given else None
+        for moment in self._given:
+            stream.wait_event(moment)
         with torch.no_grad():
-            self.outcome = _COMPUTE[calls[0].op](calls, [self.tensors[rank].detach() for rank in ranks])
+            self.outcome = _COMPUTE[calls[0].op](calls, tensors)
+        self._computed = stream and stream.record_event()
         self.tensors.clear()
+
+    def write(self, result: Tensor, into: Tensor) -> None:
+        """Write a rank's part of the outcome where the rank wants it."""
+        if self._computed is not None:
+            stream = torch.cuda.current_stream(result.device)
+            stream.wait_event(self._computed)
+            result.record_stream(stream)
+        with torch.no_grad():
+            into.copy_(result)
 
 
 class Group:
@@ -79,8 +101,7 @@ class Group:
             number = self._called[rank]
             self._called[rank] += 1
             meeting = self._open.setdefault(number, Meeting(number, self._lock))
-            meeting.calls[rank] = call
-            meeting.tensors[rank] = tensor
+            meeting.enter(rank, call, tensor)
             if problem := _mismatch(meeting, call):
                 self._fail(CollectiveMismatchError, problem)
             elif len(meeting.calls) == self.size and self._failure is None:

@@ -127,8 +127,7 @@ class _SimulatedHandle:
         if self._meeting is not None:
             result = self._group.wait(self._rank, self._meeting)
             # A rank writes its own tensors only, and only now: until its wait the tensor is the collective's.
-            with torch.no_grad():
-                self._into.copy_(result)
+            self._meeting.write(result, self._into)
             self._meeting = None
         return self._into
 

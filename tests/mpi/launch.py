@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import psutil
 import pytest
 
 Launcher = Literal["mpirun", "horovodrun", "horovodrun-gloo", "torchrun", "alone"]
@@ -151,6 +150,8 @@ def _run(command: list[str], environment: dict[str, str], timeout: float) -> Job
 
 def _kill_tree(process: "subprocess.Popen[bytes]") -> None:
     """Kill the launcher and all it has started; launchers put ranks into process groups of their own."""
+    import psutil  # here: conftest.py reads this file, also where there is only pytest
+
     launcher = psutil.Process(process.pid)
     everything = [*launcher.children(recursive=True), launcher]
     for each in everything:
