@@ -88,10 +88,7 @@ def _at_the_end(call: Callable[[], None]) -> None:
 def _give(averages: Sequence[tuple[Tensor, Tensor]]) -> None:
     with torch.no_grad():
         for param, average in averages:
-            if param.grad is None:
-                param.grad = average
-            else:
-                param.grad.copy_(average)
+            param.grad = average if param.grad is None else param.grad.copy_(average)
 
 
 @dataclass
@@ -103,9 +100,8 @@ class _Arrived:
     grads: list[Tensor]
 
     def __post_init__(self) -> None:
-        devices: list[Any] | None = (
-            [self.buffer.device] if self.buffer.is_cuda else None
-        )  # there who waits comes after this stream
+        # Of a GPU's who waits for it comes after this stream.
+        devices: list[Any] | None = [self.buffer.device] if self.buffer.is_cuda else None
         self.future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
 
     @property
