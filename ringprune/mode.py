@@ -277,11 +277,12 @@ class Mode(ABC):
     def _nonfinite(self, what: str) -> list[str]:
         """Read what was counted; the first wait for the device where there is one."""
         findings = []
-        for members, counts in self._found:
-            for member, count in zip(members, counts.tolist(), strict=True):
-                if count:
-                    spec = self.plan.params[member]
-                    findings.append(f"the {what} of {spec.name!r} has {count} of {spec.numel} entries NaN or infinite")
+        members = [member for found, _ in self._found for member in found]
+        counts = torch.cat([counts for _, counts in self._found]).tolist() if self._found else []
+        for member, count in zip(members, counts, strict=True):
+            if count:
+                spec = self.plan.params[member]
+                findings.append(f"the {what} of {spec.name!r} has {count} of {spec.numel} entries NaN or infinite")
         self._found = []
         return findings
 

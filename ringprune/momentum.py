@@ -133,11 +133,15 @@ class SharedMomentum:
             only: positions of the parameters that this is done for; None is all.
         """
         self.adopt()
+        together: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
         for i in range(len(self._params)) if only is None else only:
             param, spec, packed = self._params[i], self._specs[i], self._packed[i]
             group, grad = self._group(spec), param.grad
             decay = float(group["weight_decay"])
             if grad is None or (packed and not decay and spec.name not in self._buffers):
+                continue
+            if not packed and _is_plain(param, grad, group):
+                together.setdefault(spec.group, []).append((param, grad, self._buffer_of(spec)))
                 continue
             # SGD subtracts the gradient, or with maximize adds it; decay is subtracted either way.
             sign = -1.0 if group["maximize"] else 1.0
@@ -154,6 +158,8 @@ class SharedMomentum:
                 param.grad = update.to(grad.dtype).to_sparse(1)  # of the rows that move
             else:
                 grad.copy_(update)
+        for number, tensors in together.items():
+            _apply_together(*map(list, zip(*tensors, strict=True)), group=self._optimizer.param_groups[number])
 
     def _use_up(self, name: str, decay: float, momentum: float) -> None:
         """A packed tensor without weight decay adds nothing to what it began with: drop that when it is used up."""
@@ -163,13 +169,17 @@ class SharedMomentum:
                 del self._left[name], self._buffers[name]
 
     def _through_buffer(self, spec: ParamSpec, source: Tensor, group: dict[str, Any]) -> Tensor:
-        self.allocate([] if spec.name in self._buffers else [spec.name])  # decay was switched on after construction
-        buffer = self._buffers[spec.name]
+        buffer = self._buffer_of(spec)
         if not group["momentum"]:
             buffer.zero_()  # momentum that is switched on later begins anew
             return source
         buffer.mul_(group["momentum"]).add_(source)
         return source.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
+
+    def _buffer_of(self, spec: ParamSpec) -> Tensor:
+        if spec.name not in self._buffers:  # decay was switched on after construction
+            self.allocate([spec.name])
+        return self._buffers[spec.name]
 
     @contextmanager
     def taken_over(self) -> Iterator[None]:
@@ -198,6 +208,33 @@ class SharedMomentum:
 
 
 def _zeros(param: Tensor) -> Tensor:
-    """A buffer for ``param``, as exact as it needs: float64 for float64, otherwise float32."""
-    dtype = torch.float64 if param.dtype == torch.float64 else torch.float32
-    return torch.zeros_like(param, dtype=dtype, memory_format=torch.contiguous_format)
+    """A buffer for ``param``, as exact as it needs."""
+    return torch.zeros_like(param, dtype=_dtype(param), memory_format=torch.contiguous_format)
+
+
+def _dtype(param: Tensor) -> torch.dtype:
+    """Float64 for float64, otherwise float32."""
+    return torch.float64 if param.dtype == torch.float64 else torch.float32
+
+
+def _is_plain(param: Tensor, grad: Tensor, group: Mapping[str, Any]) -> bool:
+    """Whether a gradient can be turned into its update in place, together with others."""
+    return not (grad.is_sparse or group["maximize"]) and grad.dtype == param.dtype == _dtype(param)
+
+
+def _apply_together(
+    params: list[Tensor], grads: list[Tensor], buffers: list[Tensor], *, group: Mapping[str, Any]
+) -> None:
+    """What :meth:`SharedMomentum.apply` does one by one, to the bit; in a few launches where tensors are on a GPU."""
+    momentum, decay = float(group["momentum"]), float(group["weight_decay"])
+    if decay:
+        torch._foreach_add_(grads, params, alpha=decay)
+    if not momentum:
+        torch._foreach_zero_(buffers)  # momentum that is switched on later begins anew
+        return
+    torch._foreach_mul_(buffers, momentum)
+    torch._foreach_add_(buffers, grads)
+    if group["nesterov"]:
+        torch._foreach_add_(grads, buffers, alpha=momentum)
+    else:
+        torch._foreach_copy_(grads, buffers)

@@ -38,15 +38,21 @@ def unpack(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:
 
 def flatten(tensors: Sequence[Tensor], factors: Sequence[float], into: Tensor) -> None:
     """Copy ``factor * tensor`` of a bucket's tensors into one flat buffer, in the buffer's dtype."""
-    for tensor, factor, part in zip(tensors, factors, torch.split(into, [t.numel() for t in tensors]), strict=True):
-        part.copy_(tensor.reshape(-1))
-        if factor != 1.0:
-            part.mul_(factor)
+    parts = torch.split(into, [t.numel() for t in tensors])
+    torch._foreach_copy_(parts, [tensor.reshape(-1) for tensor in tensors])
+    if any(factor != 1.0 for factor in factors):
+        torch._foreach_mul_(parts, list(factors))
 
 
 def unflatten(outputs: Sequence[Tensor], values: Tensor, factor: float = 1.0) -> None:
     """Copy a flat buffer back into a bucket's tensors, times a factor; to the bit what that is one after the other."""
-    for output, part in zip(outputs, torch.split(values, [o.numel() for o in outputs]), strict=True):
+    parts = torch.split(values, [o.numel() for o in outputs])
+    if values.is_cuda:  # what a launch costs weighs more than another pass
+        if factor != 1.0:
+            torch._foreach_mul_(parts, factor)
+        torch._foreach_copy_(list(outputs), [part.view_as(o) for part, o in zip(parts, outputs, strict=True)])
+        return
+    for output, part in zip(outputs, parts, strict=True):
         if factor == 1.0 or output.dtype != values.dtype:
             output.copy_(part.view_as(output).mul_(factor) if factor != 1.0 else part.view_as(output))
         else:

@@ -15,7 +15,18 @@ from collections.abc import Iterator
 
 __all__ = ["broken_imports", "broken_style", "layer_of"]
 
-LEAVES = {"errors", "plan", "slicing", "metrics", "compiled", "counter_rng", "validation", "readers", "guard"} | {
+LEAVES = {
+    "errors",
+    "plan",
+    "slicing",
+    "metrics",
+    "compiled",
+    "counter_rng",
+    "devices",
+    "validation",
+    "readers",
+    "guard",
+} | {
     "row_sets",
     "memory",
     "pages",

@@ -9,6 +9,7 @@ namespace ringprune::cuda {
 namespace {
 
 __global__ void __launch_bounds__(kThreads) accumulate_tiles(Parts parts, State state, int64_t* nonfinite) {
+  wait_for_previous();
   const int64_t tile = grid_warp();
   if (tile >= parts.tiles) return;
   const Turns turns = turns_of(parts, tile);

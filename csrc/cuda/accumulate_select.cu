@@ -11,12 +11,13 @@ namespace {
 // A warp a tile.
 template <class Score>
 __global__ void __launch_bounds__(kThreads) accumulate_collect(Bucket bucket, State state, int64_t* nonfinite) {
+  wait_for_previous();
   __shared__ Gathered gathered[kWarps];
   const int64_t tile = grid_warp();
   if (tile >= bucket.parts.tiles) return;
   const Turns turns = turns_of(bucket.parts, tile);
   const Part& part = turns.part;
-  Collector collector(gathered[warp()], floor_of(bucket, turns.number));
+  Collector collector(gathered[warp()], floor_of(bucket, part, hint_of(bucket, turns.number)));
   int found = 0;
   for (int turn = 0; turn < kTurns; ++turn) {
     const int64_t i = turns.entry(turn), valid = turns.valid(turn);

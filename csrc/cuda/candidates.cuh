@@ -62,9 +62,10 @@ class Collector {
 // Collects again, from the first digit of the threshold on, where the first candidates do not serve. A block a strip.
 template <class Keys>
 __global__ void __launch_bounds__(kThreads) recollect(Bucket bucket, Keys keys) {
+  wait_for_previous();
   __shared__ Gathered gathered[kWarps];
-  const int32_t i = find_row(bucket.parts, &Part::first_strip, blockIdx.x);
-  const Part& part = bucket.parts.rows[i];
+  const int32_t i = find_row_together(bucket.parts, &Part::first_strip, blockIdx.x);
+  const Part part = bucket.parts.rows[i];
   Progress& progress = bucket.progress[i];
   if (!progress.recollect) return;
   const int32_t tiles = part.first_tile + tiles_of(part);

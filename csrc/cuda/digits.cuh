@@ -1,5 +1,4 @@
-// Radix select: the threshold of every tensor, digit by digit from the top, from histograms of the next digit of the
-// keys that agree with the digits found so far.
+// Radix select: the threshold of every tensor, from histograms of the keys, each of the bin that the one before found.
 
 #pragma once
 
@@ -9,12 +8,40 @@
 
 namespace ringprune::cuda {
 
-constexpr uint32_t kShare = 8 * kThreads;  // slots that are worth a block of their own
+constexpr int kDigitThreads = 1024;
+constexpr uint32_t kTogether = 8;                   // keys that a thread loads at once
+constexpr uint32_t kSlotsEach = 4 * kDigitThreads;  // slots that are worth a block of their own
+constexpr uint32_t kFewSlots = 96 * kDigitThreads;  // that one block looks through sooner than two kernels are done
 
-template <int kDigit>
-struct Digit {  // 11, 11 and 9 of the 31 bits
-  static constexpr int kShift = kDigit == 0 ? 20 : kDigit == 1 ? 9 : 0;
-  static constexpr uint32_t kKnown = kDigit == 0 ? 0u : kDigit == 1 ? ~0u << 20 : ~0u << 9;
+// Keys from `low` on, 2^bits of them.
+struct Range {
+  uint32_t low;
+  uint32_t bits;
+
+  __device__ bool has(uint32_t key) const { return key != 0u && key - low < 1u << bits; }
+  // By how much keys in one bin differ at most, in bits.
+  __device__ uint32_t shift() const { return bits > 11u ? bits - 11u : 0u; }
+  __device__ uint32_t bin_of(uint32_t key) const { return (key - low) >> shift(); }
+  __device__ Range of_bin(uint32_t bin) const { return {low + (bin << shift()), shift()}; }
+};
+
+// The first bins, of all keys from a floor on: where candidates are, within twelve powers of two of it, so narrow that
+// few share one. Without a floor all are the same.
+struct FirstBins {
+  static constexpr uint32_t kFine = 1536, kFineBits = 16, kCoarseBits = 22, kEqualBits = 20;
+  uint32_t floor;
+
+  __device__ bool has(uint32_t key) const { return key != 0u; }
+  __device__ uint32_t bin_of(uint32_t key) const {
+    if (floor <= kAboveZero) return key >> kEqualBits;
+    const uint32_t above = key - floor, fine = above >> kFineBits;
+    return fine < kFine ? fine : kFine + ((above - (kFine << kFineBits)) >> kCoarseBits);
+  }
+  __device__ Range of_bin(uint32_t bin) const {
+    if (floor <= kAboveZero) return {bin << kEqualBits, kEqualBits};
+    if (bin < kFine) return {floor + (bin << kFineBits), kFineBits};
+    return {floor + (kFine << kFineBits) + ((bin - kFine) << kCoarseBits), kCoarseBits};
+  }
 };
 
 // The keys a tensor's threshold is looked for in: its slots, or where they do not serve all of its entries.
@@ -23,52 +50,85 @@ struct Source {
   uint32_t size;  // of the slots
 
   // How many blocks share the work; the tensor's others have nothing to do.
-  __device__ uint32_t workers(const Part& part) const {
-    const auto strips = static_cast<uint32_t>(strips_of(part));
-    return slots ? min(max(ceil_div(size, kShare), 1u), strips) : strips;
+  __device__ uint32_t workers(const Part& part, int32_t share) const {
+    const auto shares = static_cast<uint32_t>(shares_of(part, share));
+    if (!slots) return shares;
+    return min(max(ceil_div(size, kSlotsEach), 1u), shares);
   }
 };
 
-// Before anything is decided: what the first pass has left.
-__device__ inline Source first_source(const Bucket& bucket, int32_t i) {
-  const uint32_t found = bucket.progress[i].found;
-  return {serves(bucket.parts.rows[i], floor_of(bucket, i), found), found};
-}
-
 // After the first digit.
-__device__ inline Source source_of(const Part& part, const Progress& progress) {
+__device__ inline Source source_of(const Bucket& bucket, const Part& part, const Progress& progress) {
+  if (progress.recollect && !bucket.recollects) return {false, 0u};
   const uint32_t size = progress.recollect ? progress.collected : progress.found;
   return {size <= static_cast<uint32_t>(part.room), size};
 }
 
-// Calls body(key) for the keys that fall to block `me`, in any order.
+// One of the blocks that look for a tensor's threshold.
+struct Worker {
+  int32_t i;  // the tensor
+  const Part& part;
+  Source source;
+  uint32_t me;
+  uint32_t workers;
+
+  __device__ Worker(const Bucket& bucket, int32_t i, const Part& part, const Source& source)
+      : i(i),
+        part(part),
+        source(source),
+        me(blockIdx.x - static_cast<uint32_t>(part.first_share)),
+        workers(source.workers(part, bucket.parts.share)) {}
+
+  // One that does all the work.
+  __device__ Worker alone() const {
+    Worker all = *this;
+    all.me = 0u;
+    all.workers = 1u;
+    return all;
+  }
+};
+
+// Calls body(key) for the keys that fall to this block, in any order, and for some zeros.
 template <class Keys, class Body>
-__device__ void for_each_key(const Bucket& bucket, const Part& part, const Keys& keys, const Source& source,
-                             uint32_t me, const Body& body) {
-  if (source.slots) {
-    const uint64_t size = source.size, workers = source.workers(part);
+__device__ void for_each_key(const Bucket& bucket, const Worker& worker, const Keys& keys, const Body& body) {
+  const Part& part = worker.part;
+  if (worker.source.slots) {
+    const uint64_t size = worker.source.size;
     const uint32_t* slots = bucket.keys + part.first_slot;
-    const auto end = static_cast<uint32_t>(size * (me + 1) / workers);
-#pragma unroll 4
-    for (auto i = static_cast<uint32_t>(size * me / workers) + threadIdx.x; i < end; i += kThreads) body(slots[i]);
+    const auto begin = static_cast<uint32_t>(size * worker.me / worker.workers);
+    const auto end = static_cast<uint32_t>(size * (worker.me + 1) / worker.workers);
+    // Loaded together, for what body does with one lets no later load pass.
+    for (uint32_t first = begin + threadIdx.x; first < end; first += kTogether * kDigitThreads) {
+      uint32_t some[kTogether];
+#pragma unroll
+      for (uint32_t j = 0; j < kTogether; ++j) {
+        const uint32_t slot = first + j * kDigitThreads;
+        some[j] = slot < end ? slots[slot] : 0u;
+      }
+#pragma unroll
+      for (uint32_t j = 0; j < kTogether; ++j) body(some[j]);
+    }
   } else {
-    const int64_t begin = static_cast<int64_t>(me) * kStrip;
-#pragma unroll 2
-    for (int turn = 0; turn < kStrip; turn += 4 * kThreads) {
-      const int64_t i = begin + turn + 4 * threadIdx.x;
+    const int64_t begin = int64_t{worker.me} * bucket.parts.share;
+    for (int turn = 0; turn < bucket.parts.share; turn += 8 * kDigitThreads) {
+      const int64_t i = begin + turn + 4 * threadIdx.x, other = i + 4 * kDigitThreads;
       const Quad<uint32_t> quad = keys.load(part, i, part.entries - i);
+      const Quad<uint32_t> next = keys.load(part, other, part.entries - other);
+#pragma unroll
       for (int e = 0; e < 4; ++e) body(quad.v[e]);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) body(next.v[e]);
     }
   }
 }
 
 // Adds the block's histogram to the tensor's; the last block of all then has the whole, and leaves zeros behind.
 __device__ inline bool merge(uint32_t (&histogram)[kBins], uint32_t* whole, uint32_t* arrived, uint32_t blocks) {
-  for (int bin = threadIdx.x; bin < kBins; bin += kThreads) {
+  for (int bin = threadIdx.x; bin < kBins; bin += kDigitThreads) {
     if (histogram[bin] != 0u) atomicAdd(&whole[bin], histogram[bin]);
   }
   if (!arrives_last(arrived, blocks)) return false;
-  for (int bin = threadIdx.x; bin < kBins; bin += kThreads) histogram[bin] = atomicExch(&whole[bin], 0u);
+  for (int bin = threadIdx.x; bin < kBins; bin += kDigitThreads) histogram[bin] = atomicExch(&whole[bin], 0u);
   return true;
 }
 
@@ -78,8 +138,8 @@ struct Place {
   uint32_t above;
 };
 
-// Each thread has the eight bins below those of the thread before it.
-constexpr int kBinsEach = kBins / kThreads;
+// Each thread has the bins below those of the thread before it.
+constexpr int kBinsEach = kBins / kDigitThreads;
 
 // Called with the sum over the bins of the threads before and with its own; the one that has the rank writes `place`.
 __device__ inline void locate(const uint32_t (&histogram)[kBins], uint32_t before, uint32_t own, uint32_t rank,
@@ -91,71 +151,174 @@ __device__ inline void locate(const uint32_t (&histogram)[kBins], uint32_t befor
 }
 
 // The key at a rank, were the keys of its bin spread evenly. `least` is below none of those counted.
-__device__ inline uint32_t interpolate(const Place& place, uint32_t rank, uint32_t in_bin, uint32_t least) {
-  const uint32_t low = max(place.bin << Digit<0>::kShift, least);
-  const uint32_t high = (place.bin + 1) << Digit<0>::kShift;
+__device__ inline uint32_t interpolate(const Range& bin, const Place& place, uint32_t rank, uint32_t in_bin,
+                                       uint32_t least) {
+  const uint32_t low = max(bin.low, least), high = bin.low + (1u << bin.bits);
   return low + static_cast<uint32_t>(uint64_t{high - low} * (place.above + in_bin - rank) / in_bin);
 }
 
-// Decides after the first digit where the others look, and the next hint. `hint` is the place of rank `next`.
-__device__ inline void decide(const Bucket& bucket, int32_t i, const Source& source, uint32_t total, uint32_t next,
-                              const Place& hint, const uint32_t (&histogram)[kBins]) {
-  const auto count = static_cast<uint32_t>(bucket.parts.rows[i].count);
-  const uint32_t floor = source.slots ? floor_of(bucket, i) : kAboveZero;
-  Progress& progress = bucket.progress[i];
-  progress.recollect = !source.slots;
+// What the threads of a block know of their tensor's threshold.
+struct Search {
+  static constexpr uint32_t kFew = 512;  // keys that are compared each with each
+  uint32_t histogram[kBins];
+  Place threshold, hint;
+  uint32_t hinted;  // the rank of the next hint; 0: nothing is to be found for it
+  Range range;      // where the threshold is
+  uint32_t rank;    // its, among the keys there
+  uint32_t found;
+  uint32_t few[kFew];
+};
+
+// Decides after the first digit where the others look, and the next hint. `total` keys are in the histogram.
+__device__ inline void decide(const Worker& worker, const FirstBins& bins, uint32_t total, const Search& search,
+                              Progress& progress) {
+  const auto count = static_cast<uint32_t>(worker.part.count);
+  progress.recollect = !worker.source.slots;
   progress.all = total <= count;
   progress.selected = min(total, count);
-  if (next <= total) {
-    progress.hint = interpolate(hint, next, histogram[hint.bin], floor);
+  if (search.hinted <= total) {
+    const uint32_t bin = search.hint.bin;
+    progress.hint = interpolate(bins.of_bin(bin), search.hint, search.hinted, search.histogram[bin], bins.floor);
   } else {  // they are all there are, or the floor was too high to see more
-    progress.hint = floor == kAboveZero ? kAboveZero : below(floor);
+    progress.hint = bins.floor == kAboveZero ? kAboveZero : below(bins.floor);
   }
 }
 
-// Finds one digit of the threshold of every tensor. A block a strip; those of a tensor share what there is to read.
-template <int kDigit, class Keys>
-__global__ void __launch_bounds__(kThreads) find_digit(Bucket bucket, Keys keys) {
-  using D = Digit<kDigit>;
-  constexpr bool kFirst = kDigit == 0;
-  __shared__ uint32_t histogram[kBins];
-  __shared__ Place threshold, hint;
-  __shared__ uint32_t hinted;
-  const int32_t i = find_row(bucket.parts, &Part::first_strip, blockIdx.x);
-  const Part& part = bucket.parts.rows[i];
-  Progress& progress = bucket.progress[i];
-  if (part.count == 0 || (!kFirst && progress.all)) return;
-  const Source source = kFirst ? first_source(bucket, i) : source_of(part, progress);
-  const uint32_t me = blockIdx.x - static_cast<uint32_t>(part.first_strip), workers = source.workers(part);
-  if (me >= workers) return;
-
-  for (int bin = threadIdx.x; bin < kBins; bin += kThreads) histogram[bin] = 0u;
+// Counts the keys that `bins` has and finds the bin of the one at `rank`, and the next hint's where that has a rank.
+// Whether it was this block that found it; `total` becomes how many keys were counted.
+template <class Keys, class Bins>
+__device__ bool find_bin(const Bucket& bucket, const Worker& worker, const Keys& keys, const Bins& bins, uint32_t rank,
+                         Search& search, uint32_t& total) {
+  uint32_t (&histogram)[kBins] = search.histogram;
+  for (int bin = threadIdx.x; bin < kBins; bin += kDigitThreads) histogram[bin] = 0u;
   __syncthreads();
-  const uint32_t known = kFirst ? 0u : progress.threshold;
-  for_each_key(bucket, part, keys, source, me, [&](uint32_t key) {
-    if (key != 0u && (key & D::kKnown) == known) atomicAdd(&histogram[(key & ~D::kKnown) >> D::kShift], 1u);
+  for_each_key(bucket, worker, keys, [&](uint32_t key) {
+    if (bins.has(key)) atomicAdd(&histogram[bins.bin_of(key)], 1u);
   });
   __syncthreads();
-  if (workers > 1u) {
-    uint32_t* whole = bucket.histograms + int64_t{part.histogram} * kBins;
-    if (!merge(histogram, whole, &progress.arrived, workers)) return;
+  if (worker.workers > 1u) {
+    uint32_t* whole = bucket.histograms + int64_t{worker.part.histogram} * kBins;
+    if (!merge(histogram, whole, &bucket.progress[worker.i].arrived, worker.workers)) return false;
     __syncthreads();
   }
-
-  uint32_t own = 0, total = 0;
+  uint32_t own = 0;
   for (int j = 0; j < kBinsEach; ++j) own += histogram[kBins - 1 - threadIdx.x * kBinsEach - j];
-  if (kFirst && threadIdx.x == 0) hinted = hint_rank(bucket, i, !source.slots);
-  const uint32_t before = block_scan(own, total);  // no thread passes it before all have come to it
-  const uint32_t rank = kFirst ? static_cast<uint32_t>(part.count) : progress.rank;
-  const uint32_t next = kFirst ? hinted : 0u;
-  locate(histogram, before, own, rank, threshold);
-  if (kFirst) locate(histogram, before, own, next, hint);
+  const uint32_t before = block_scan<kDigitThreads>(own, total);
+  locate(histogram, before, own, rank, search.threshold);
+  if (search.hinted > 0u) locate(histogram, before, own, search.hinted, search.hint);
   __syncthreads();
+  return true;
+}
+
+// The same within the range that is known.
+template <class Keys>
+__device__ bool find_next_bin(const Bucket& bucket, const Worker& worker, const Keys& keys, Search& search) {
+  uint32_t total;
+  const Range range = search.range;
+  if (!find_bin(bucket, worker, keys, range, search.rank, search, total)) return false;
+  if (threadIdx.x == 0) {
+    search.range = range.of_bin(search.threshold.bin);
+    search.rank -= search.threshold.above;
+  }
+  __syncthreads();
+  return true;
+}
+
+// Finds the threshold where few keys are left, for a block that sees all of them; whether it has.
+template <class Keys>
+__device__ bool find_among_few(const Bucket& bucket, const Worker& worker, const Keys& keys, Search& search) {
+  const Range range = search.range;
+  const uint32_t rank = search.rank;
+  if (threadIdx.x == 0) search.found = 0u;
+  __syncthreads();
+  for_each_key(bucket, worker, keys, [&](uint32_t key) {
+    if (!range.has(key)) return;
+    const uint32_t place = atomicAdd(&search.found, 1u);
+    if (place < Search::kFew) search.few[place] = key;
+  });
+  __syncthreads();
+  const uint32_t found = search.found;
+  if (found > Search::kFew) return false;
+  if (threadIdx.x < found) {
+    const uint32_t key = search.few[threadIdx.x];
+    uint32_t above = 0, equal = 0;
+    for (uint32_t j = 0; j < found; ++j) {
+      above += search.few[j] > key;
+      equal += search.few[j] == key;
+    }
+    if (above < rank && rank <= above + equal) {  // of equal ones all write the same
+      search.range = {key, 0u};
+      search.rank = rank - above;
+    }
+  }
+  __syncthreads();
+  return true;
+}
+
+// One thread writes down what the block has found.
+__device__ inline void conclude(const Search& search, Progress& progress) {
   if (threadIdx.x != 0) return;
-  if (kFirst) decide(bucket, i, source, total, next, hint, histogram);
-  if (kFirst && progress.all) return;
-  progress.threshold = known | threshold.bin << D::kShift;
-  progress.rank = rank - threshold.above;
+  progress.threshold = search.range.low;
+  progress.bits = search.range.bits;
+  progress.rank = search.rank;
+  progress.done = search.range.bits == 0u;
+}
+
+// Finds the first bin of every tensor's threshold, and where the slots are few the threshold. Blocks of a tensor share
+// what there is to read.
+template <class Keys>
+__global__ void __launch_bounds__(kDigitThreads) find_first_digit(Bucket bucket, Keys keys) {
+  wait_for_previous();
+  __shared__ Search search;
+  const int32_t i = find_row_together(bucket.parts, &Part::first_share, blockIdx.x);
+  const Part part = bucket.parts.rows[i];
+  const Hint hint = hint_of(bucket, i);
+  Progress& progress = bucket.progress[i];
+  const uint32_t found = progress.found;
+  if (part.count == 0) return;
+  const uint32_t floor = floor_of(bucket, part, hint);
+  const Worker worker(bucket, i, part, {serves(part, floor, found), found});
+  if (worker.me >= worker.workers) return;
+  const auto count = static_cast<uint32_t>(part.count);
+  const FirstBins bins{worker.source.slots ? floor : kAboveZero};
+  if (threadIdx.x == 0) search.hinted = hint_rank(part, hint, found, !worker.source.slots);
+  uint32_t total;
+  if (!find_bin(bucket, worker, keys, bins, count, search, total)) return;
+  const bool all = total <= count;
+  if (threadIdx.x == 0) {
+    search.range = all ? Range{0u, 0u} : bins.of_bin(search.threshold.bin);
+    search.rank = all ? 0u : count - search.threshold.above;
+  }
+  if (threadIdx.x == kLanes) decide(worker, bins, total, search, progress);  // another warp, meanwhile
+  __syncthreads();
+  if (worker.source.slots && worker.source.size <= kFewSlots && !all) {
+    const Worker alone = worker.alone();
+    if (!find_among_few(bucket, alone, keys, search)) {
+      if (threadIdx.x == 0) search.hinted = 0u;
+      while (search.range.bits > 0u) find_next_bin(bucket, alone, keys, search);
+    }
+  }
+  conclude(search, progress);
+}
+
+// Finds the next digit of those that are not known yet. A range is so narrow that two are enough.
+template <class Keys>
+__global__ void __launch_bounds__(kDigitThreads) find_next_digit(Bucket bucket, Keys keys) {
+  wait_for_previous();
+  __shared__ Search search;
+  const int32_t i = find_row_together(bucket.parts, &Part::first_share, blockIdx.x);
+  const Part part = bucket.parts.rows[i];
+  Progress& progress = bucket.progress[i];
+  if (part.count == 0 || progress.done) return;
+  const Worker worker(bucket, i, part, source_of(bucket, part, progress));
+  if (worker.me >= worker.workers) return;
+  if (threadIdx.x == 0) {
+    search.range = {progress.threshold, progress.bits};
+    search.rank = progress.rank;
+    search.hinted = 0u;
+  }
+  __syncthreads();
+  if (find_next_bin(bucket, worker, keys, search)) conclude(search, progress);
 }
 
 }  // namespace ringprune::cuda

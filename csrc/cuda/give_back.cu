@@ -7,6 +7,7 @@ namespace ringprune::cuda {
 namespace {
 
 __global__ void __launch_bounds__(kThreads) write_entries(Indices indices, const float* values, float* residual) {
+  wait_for_previous();
   const int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (j >= indices.count) return;
   const int64_t index = indices.memory[j];

@@ -14,11 +14,21 @@ constexpr uint32_t kNone = 0xffffffffu;  // a hint that no key reaches
 constexpr uint32_t kAboveZero = 1u;      // a hint that every key reaches that may be selected
 constexpr uint32_t kStep = 1u << 20;     // an eighth of a power of two: how far a hint goes down in the dark
 
+// What is kept of a tensor between steps.
+struct alignas(8) Hint {
+  int32_t key;  // none where it is not above zero
+  int32_t margin;
+};
+
+__device__ inline Hint hint_of(const Bucket& bucket, int32_t i) {
+  if (!bucket.hints) return {0, 0};
+  return reinterpret_cast<const Hint*>(bucket.hints)[i];
+}
+
 // The smallest key worth collecting. Without a hint that is none, but where there is room for all it is every one.
-__device__ inline uint32_t floor_of(const Bucket& bucket, int32_t i) {
-  const Part& part = bucket.parts.rows[i];
+__device__ inline uint32_t floor_of(const Bucket& bucket, const Part& part, const Hint& hint) {
   if (part.count == 0 || !bucket.hints) return kNone;
-  if (bucket.hints[2 * i] > 0) return static_cast<uint32_t>(bucket.hints[2 * i]);
+  if (hint.key > 0) return static_cast<uint32_t>(hint.key);
   return part.room >= part.entries ? kAboveZero : kNone;
 }
 
@@ -28,38 +38,38 @@ __device__ inline bool serves(const Part& part, uint32_t floor, uint32_t found) 
   return floor != kNone && enough && found <= static_cast<uint32_t>(part.room);
 }
 
-// The margin for the next time.
-__device__ inline int64_t margin_after(const Bucket& bucket, int32_t i, bool recollect) {
-  const int32_t key = bucket.hints ? bucket.hints[2 * i] : 0;
-  const int64_t margin = margin_of(bucket.hints ? bucket.hints[2 * i + 1] : 0);
-  if (key <= static_cast<int32_t>(kAboveZero)) return margin;
-  const int64_t rank = rank_of(bucket.parts.rows[i].count, margin);
-  const int64_t needed = needed_margin(rank, bucket.progress[i].found);
+// The margin for the next time. `found` candidates were collected; whether these did not serve.
+__device__ inline int64_t margin_after(const Part& part, const Hint& hint, uint32_t found, bool recollect) {
+  const int64_t margin = margin_of(hint.margin);
+  if (hint.key <= static_cast<int32_t>(kAboveZero)) return margin;
+  const int64_t needed = needed_margin(rank_of(part.count, margin), found);
   return recollect ? mended_margin(margin, needed) : next_margin(margin, needed);
 }
 
 // The rank whose key is the next hint.
-__device__ inline uint32_t hint_rank(const Bucket& bucket, int32_t i, bool recollect) {
-  const int64_t rank = rank_of(bucket.parts.rows[i].count, margin_after(bucket, i, recollect));
+__device__ inline uint32_t hint_rank(const Part& part, const Hint& hint, uint32_t found, bool recollect) {
+  const int64_t rank = rank_of(part.count, margin_after(part, hint, found, recollect));
   return static_cast<uint32_t>(min(max(rank, int64_t{1}), int64_t{kNone - 1}));
 }
 
 // A hint that reaches deeper than `key`, where nothing is known below it.
 __device__ inline uint32_t below(uint32_t key) { return key > kStep ? key - kStep : kAboveZero; }
 
-// Keeps hint, margin and tally of a tensor that has been selected from. One thread of its last block.
+// Keeps hint, margin and tally of a tensor that has been selected from. One thread of all.
 __device__ inline void remember(const Bucket& bucket, int32_t i) {
-  if (!bucket.hints) return;
+  const Part& part = bucket.parts.rows[i];
+  if (!bucket.hints || part.count == 0) return;
   const Progress& progress = bucket.progress[i];
-  const auto count = static_cast<uint32_t>(bucket.parts.rows[i].count);
-  const bool cold = bucket.hints[2 * i] <= 0;
+  const Hint before = hint_of(bucket, i);
+  const auto count = static_cast<uint32_t>(part.count);
+  const bool cold = before.key <= 0;
   const bool missed = !cold && progress.recollect && progress.found < count;
   add_to(&bucket.tally[0], 1);
   if (cold) add_to(&bucket.tally[1], 1);
   if (missed) add_to(&bucket.tally[2], 1);
   if (!cold && !missed && progress.recollect) add_to(&bucket.tally[3], 1);
 
-  const int64_t margin = margin_after(bucket, i, progress.recollect);
+  const int64_t margin = margin_after(part, before, progress.found, progress.recollect);
   uint32_t hint = max(progress.hint, kAboveZero);
   // interpolation must not miss what a margin of 1 or more is to hold
   if (!progress.all && rank_of(count, margin) >= count) hint = min(hint, progress.threshold);

@@ -10,6 +10,7 @@ namespace {
 
 template <class Score>
 __global__ void __launch_bounds__(kThreads) score_tiles(Parts parts, const float* residual, float* scores) {
+  wait_for_previous();
   const int64_t tile = grid_warp();
   if (tile >= parts.tiles) return;
   const Turns turns = turns_of(parts, tile);

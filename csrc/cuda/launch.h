@@ -13,14 +13,44 @@ constexpr int kLanes = 32;  // threads of a warp
 constexpr int kWarps = 8;   // warps of a block
 constexpr int kThreads = kWarps * kLanes;
 
-// Starts `kernel` on that many blocks of kThreads threads; nothing where there are none.
-template <class... Parameters, class... Arguments>
+// Every kernel begins with this: what was launched before on its stream has ended, and all that it wrote is visible.
+// Kernels are launched while those before them still run, so that their start costs no time; the next one may then be
+// as soon as all blocks of this one are. (To read what earlier kernels wrote before waiting, with the next launched
+// only afterwards, was slower: what all blocks read has to come past the first cache then.)
+__device__ inline void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
+#endif
+}
+
+// Whether the current device can launch kernels early, and CUDA captures such launches into graphs.
+inline bool launches_early() {
+#if CUDART_VERSION >= 12030
+  int device = 0, major = 0;
+  C10_CUDA_CHECK(cudaGetDevice(&device));
+  C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+  return major >= 9;
+#else
+  return false;
+#endif
+}
+
+// Starts `kernel` on that many blocks; nothing where there are none.
+template <int kOfBlock = kThreads, class... Parameters, class... Arguments>
 void launch(cudaStream_t stream, int64_t blocks, void (*kernel)(Parameters...), const Arguments&... arguments) {
   if (blocks == 0) return;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(kThreads);
+  config.blockDim = dim3(kOfBlock);
   config.stream = stream;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  if (launches_early()) {
+    config.attrs = &early;
+    config.numAttrs = 1;
+  }
   C10_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
 }
 

@@ -25,7 +25,8 @@ struct alignas(16) Part {
   int32_t room;        // for how many candidates there is room
   int32_t first_tile;
   int32_t first_strip;
-  int32_t histogram;       // which one is its own; a tensor of one strip needs none
+  int32_t first_share;
+  int32_t histogram;       // which one is its own; a tensor of one share needs none
   int32_t count;           // how many entries to select
   int32_t first_position;  // where the positions of these go
   float factor;
@@ -52,6 +53,8 @@ struct Table {
   int32_t count;
   int32_t tiles;
   int32_t strips;
+  int32_t shares;
+  int32_t share;  // entries that one block looks through for digits of the keys
 };
 using Parts = Table<Part>;
 

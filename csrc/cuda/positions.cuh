@@ -17,13 +17,13 @@ __device__ inline uint32_t equal_of(Counts counts) { return static_cast<uint32_t
 // The strip of this block.
 struct Strip {
   int32_t i;  // of the tensor
-  const Part& part;
+  Part part;
   int32_t me;          // which of the tensor's strips
   int32_t first_tile;  // of all tiles
   int32_t tiles;
 
   __device__ explicit Strip(const Parts& parts)
-      : i(find_row(parts, &Part::first_strip, blockIdx.x)),
+      : i(find_row_together(parts, &Part::first_strip, blockIdx.x)),
         part(parts.rows[i]),
         me(static_cast<int32_t>(blockIdx.x) - part.first_strip),
         first_tile(part.first_tile + me * kStripTiles),
@@ -31,107 +31,158 @@ struct Strip {
 };
 
 // What may be selected of one tile, in order: its candidates, or all of its entries.
-template <class Keys>
 struct Items {
-  const Bucket& bucket;
-  const Part& part;
-  const Keys& keys;
-  bool slots;
-  int64_t first;  // slot of the bucket, or entry of the tensor
-  int64_t begin;  // the tile's first entry in the tensor
+  int32_t first;  // slot of the bucket, or entry of the tensor
   uint32_t size;
-
-  __device__ Items(const Bucket& bucket, const Part& part, const Keys& keys, bool slots, int32_t tile)
-      : bucket(bucket), part(part), keys(keys), slots(slots), begin(int64_t{tile - part.first_tile} * kTile) {
-    const Run run =
-        slots ? bucket.runs[tile] : Run{0, static_cast<uint32_t>(min(part.entries - begin, int64_t{kTile}))};
-    first = slots ? part.first_slot + run.first : begin;
-    size = run.size;
-  }
-  __device__ uint32_t key(uint32_t j) const {
-    return slots ? bucket.keys[first + j] : keys.load(part, first + j, 1).v[0];
-  }
-  __device__ int64_t entry(uint32_t j) const { return slots ? begin + bucket.entries[first + j] : first + j; }
+  uint32_t key;    // of the lane's first, where they are candidates
+  uint32_t entry;  // of the tensor; the same one's
 };
 
-// Calls body(j, counts of the items before j, whether j is above, whether equal) for every item of the warp's tile;
-// returns the counts of all.
-template <class Keys, class Body>
-__device__ Counts for_each_item(const Items<Keys>& items, uint32_t threshold, const Body& body) {
-  Counts counts = 0;
-  for (uint32_t turn = 0; turn < items.size; turn += kLanes) {
-    const uint32_t j = turn + lane();
-    const uint32_t key = j < items.size ? items.key(j) : 0u;
-    const bool is_above = key > threshold, is_equal = key == threshold && key != 0u;
-    const uint32_t above = __ballot_sync(kAllLanes, is_above), equal = __ballot_sync(kAllLanes, is_equal);
-    body(j, counts + __popc(above & lanes_before()) * kOneAbove + __popc(equal & lanes_before()) * kOneEqual, is_above,
-         is_equal);
-    counts += __popc(above) * kOneAbove + __popc(equal) * kOneEqual;
-  }
-  return counts;
-}
+// The tiles of a strip that fall to this warp, one in kWarps. What was collected of all of them is loaded together,
+// for waiting is what takes time here.
+template <class Keys>
+class WarpTiles {
+ public:
+  static constexpr int kEach = kStripTiles / kWarps;
 
-// Turns the counts of a tensor's strips into those of the strips before, by its last block. Each thread adds up
-// neighbours, so that the threads' sums have to be scanned only once.
-__device__ inline void scan_strips(Counts* counts, int32_t strips) {
-  const int32_t each = ceil_div(strips, kThreads);
-  const int32_t begin = min(static_cast<int32_t>(threadIdx.x) * each, strips), end = min(begin + each, strips);
-  Counts own = 0, total = 0;
-  for (int32_t j = begin; j < end; ++j) own += __ldcg(&counts[j]);
-  Counts before = block_scan(own, total);
-  for (int32_t j = begin; j < end; ++j) {
-    const Counts here = __ldcg(&counts[j]);
-    counts[j] = before;
-    before += here;
+  __device__ WarpTiles(const Bucket& bucket, const Strip& strip, const Keys& keys, bool entries)
+      : bucket_(bucket), part_(strip.part), keys_(keys), first_entry_(strip.me * kStrip) {
+    Run runs[kEach];  // loaded before it is known whether they serve
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      runs[k] = number(k) < strip.tiles ? bucket.runs[strip.first_tile + number(k)] : Run{0, 0};
+    }
+    slots_ = source_of(bucket, part_, bucket.progress[strip.i]).slots;
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      const int64_t rest = part_.entries - begin(k);
+      const auto all = static_cast<uint32_t>(max(min(rest, int64_t{kTile}), int64_t{0}));
+      items_[k].first = slots_ ? static_cast<int32_t>(part_.first_slot + runs[k].first) : begin(k);
+      items_[k].size = slots_ ? runs[k].size : all;
+    }
+#pragma unroll
+    for (int k = 0; k < kEach; ++k) {
+      const bool has = slots_ && static_cast<uint32_t>(lane()) < items_[k].size;
+      items_[k].key = has ? key(k, lane()) : 0u;
+      items_[k].entry = has && entries ? entry(k, lane()) : 0u;
+    }
   }
-}
 
-// A block a strip, a warp a tile.
+  // Which tile of the strip the warp's k-th is.
+  __device__ static int number(int k) { return warp() + k * kWarps; }
+
+  // Calls body(entry of the tensor, counts of the items before, whether it is above, whether equal) for every item of
+  // the k-th tile; returns the counts of all.
+  template <class Body>
+  __device__ Counts for_each_item(int k, uint32_t threshold, const Body& body) const {
+    constexpr uint32_t kTurnsTogether = 4;
+    const uint32_t size = items_[k].size;
+    Counts counts = 0;
+    for (uint32_t begin = 0; begin < size; begin += kTurnsTogether * kLanes) {
+      uint32_t some[kTurnsTogether];
+#pragma unroll
+      for (uint32_t turn = 0; turn < kTurnsTogether; ++turn) {
+        const uint32_t j = begin + turn * kLanes + lane();
+        some[turn] = is_at_hand(j) ? items_[k].key : j < size ? key(k, j) : 0u;
+      }
+#pragma unroll
+      for (uint32_t turn = 0; turn < kTurnsTogether; ++turn) {
+        const uint32_t j = begin + turn * kLanes + lane();
+        if (begin + turn * kLanes >= size) break;
+        const bool is_above = some[turn] > threshold, is_equal = some[turn] == threshold && some[turn] != 0u;
+        const uint32_t above = __ballot_sync(kAllLanes, is_above), equal = __ballot_sync(kAllLanes, is_equal);
+        body([&] { return is_at_hand(j) ? items_[k].entry : entry(k, j); },
+             counts + __popc(above & lanes_before()) * kOneAbove + __popc(equal & lanes_before()) * kOneEqual, is_above,
+             is_equal);
+        counts += __popc(above) * kOneAbove + __popc(equal) * kOneEqual;
+      }
+    }
+    return counts;
+  }
+
+ private:
+  __device__ bool is_at_hand(uint32_t j) const { return slots_ && j == static_cast<uint32_t>(lane()); }
+  __device__ int32_t begin(int k) const { return first_entry_ + number(k) * kTile; }
+  __device__ uint32_t key(int k, uint32_t j) const {
+    return slots_ ? bucket_.keys[items_[k].first + j] : keys_.load(part_, items_[k].first + j, 1).v[0];
+  }
+  __device__ uint32_t entry(int k, uint32_t j) const {
+    return slots_ ? begin(k) + bucket_.entries[items_[k].first + j] : items_[k].first + j;
+  }
+
+  const Bucket& bucket_;
+  const Part& part_;
+  const Keys& keys_;
+  int32_t first_entry_;
+  bool slots_;
+  Items items_[kEach];
+};
+
+// A block a strip.
 template <class Keys>
 __global__ void __launch_bounds__(kThreads) count_tiles(Bucket bucket, Keys keys) {
+  wait_for_previous();
   __shared__ Counts counts[kStripTiles];
   const Strip strip(bucket.parts);
   if (strip.part.count == 0) return;
-  Progress& progress = bucket.progress[strip.i];
-  const bool slots = source_of(strip.part, progress).slots;
+  const WarpTiles<Keys> tiles(bucket, strip, keys, false);
+  const Progress& progress = bucket.progress[strip.i];
   const uint32_t threshold = progress.all ? 0u : progress.threshold;
-  for (int t = warp(); t < kStripTiles; t += kWarps) {
-    Counts found = 0;
-    if (t < strip.tiles) {
-      const Items<Keys> items(bucket, strip.part, keys, slots, strip.first_tile + t);
-      found = for_each_item(items, threshold, [](auto...) {});
-    }
-    if (lane() == 0) counts[t] = found;
+#pragma unroll
+  for (int k = 0; k < tiles.kEach; ++k) {
+    const Counts found = tiles.for_each_item(k, threshold, [](auto...) {});
+    if (lane() == 0) counts[tiles.number(k)] = found;
   }
   __syncthreads();
-  if (warp() == 0) {
-    const Counts own = counts[lane()], up_to = warp_scan(own);
-    if (lane() < strip.tiles) bucket.tile_counts[strip.first_tile + lane()] = up_to - own;
-    if (lane() == kLanes - 1) bucket.strip_counts[blockIdx.x] = up_to;
-  }
-  const int32_t strips = strips_of(strip.part);
-  if (!arrives_last(&progress.arrived, strips)) return;
-  scan_strips(bucket.strip_counts + strip.part.first_strip, strips);
-  if (threadIdx.x == 0) remember(bucket, strip.i);
+  if (warp() != 0) return;
+  const Counts own = counts[lane()], up_to = warp_scan(own);
+  if (lane() < strip.tiles) bucket.tile_counts[strip.first_tile + lane()] = up_to - own;
+  if (lane() != kLanes - 1) return;
+  bucket.strip_counts[blockIdx.x] = up_to;
+  add_to(&bucket.group_counts[group_of(strip.i, strip.part.first_strip, strip.me)], up_to);
 }
 
+// This thread's part of the counts of a tensor's strips before this one: of whole groups, and of the rest.
+__device__ inline Counts some_before(const Bucket& bucket, const Strip& strip) {
+  const Counts* groups = bucket.group_counts + group_of(strip.i, strip.part.first_strip, 0);
+  const Counts* strips = bucket.strip_counts + strip.part.first_strip;
+  const int32_t whole = strip.me / kGroup, rest = whole * kGroup + static_cast<int32_t>(threadIdx.x);
+  Counts some = rest < strip.me ? strips[rest] : 0;
+  for (int32_t j = threadIdx.x; j < whole; j += kThreads) some += groups[j];
+  return some;
+}
+
+// A block a strip, then a block a tensor for what is kept of it.
 template <class Keys>
 __global__ void __launch_bounds__(kThreads) write_positions(Bucket bucket, Keys keys) {
+  wait_for_previous();
+  if (blockIdx.x >= static_cast<uint32_t>(bucket.parts.strips)) {
+    if (threadIdx.x == 0) remember(bucket, static_cast<int32_t>(blockIdx.x) - bucket.parts.strips);
+    return;
+  }
+  using Tiles = WarpTiles<Keys>;
   const Strip strip(bucket.parts);
   const Part& part = strip.part;
   if (part.count == 0) return;
+  const Counts some = some_before(bucket, strip);
+  Counts before[Tiles::kEach];
+#pragma unroll
+  for (int k = 0; k < Tiles::kEach; ++k) {
+    before[k] = Tiles::number(k) < strip.tiles ? bucket.tile_counts[strip.first_tile + Tiles::number(k)] : 0;
+  }
+  const Tiles tiles(bucket, strip, keys, true);
   const Progress& progress = bucket.progress[strip.i];
-  const bool slots = source_of(part, progress).slots;
   const uint32_t threshold = progress.all ? 0u : progress.threshold;
   const uint32_t ties = progress.all ? 0u : progress.rank;
   int32_t* positions = bucket.positions + part.first_position;
-  for (int t = warp(); t < strip.tiles; t += kWarps) {
-    const Items<Keys> items(bucket, part, keys, slots, strip.first_tile + t);
-    const Counts before = bucket.strip_counts[blockIdx.x] + bucket.tile_counts[strip.first_tile + t];
-    for_each_item(items, threshold, [&](uint32_t j, Counts in_tile, bool is_above, bool is_equal) {
-      const Counts all = before + in_tile;
+  Counts before_strip;
+  block_scan(some, before_strip);
+#pragma unroll
+  for (int k = 0; k < tiles.kEach; ++k) {
+    tiles.for_each_item(k, threshold, [&](auto entry, Counts in_tile, bool is_above, bool is_equal) {
+      const Counts all = before_strip + before[k] + in_tile;
       if (!is_above && !(is_equal && equal_of(all) < ties)) return;
-      positions[above_of(all) + min(equal_of(all), ties)] = static_cast<int32_t>(part.start + items.entry(j));
+      positions[above_of(all) + min(equal_of(all), ties)] = static_cast<int32_t>(part.start + entry());
     });
   }
   const int64_t step = int64_t{strips_of(part)} * kThreads;

@@ -10,9 +10,10 @@ namespace {
 
 // A warp a tile.
 __global__ void __launch_bounds__(kThreads) clear_tiles(Table<Output> outputs) {
+  wait_for_previous();
   const int64_t tile = grid_warp();
   if (tile >= outputs.tiles) return;
-  const Output& output = outputs.rows[find_row(outputs, &Output::first_tile, tile)];
+  const Output& output = outputs.rows[find_row_together(outputs, &Output::first_tile, tile)];
   const int64_t begin = (tile - output.first_tile) * kTile;
   for (int64_t i = begin + 4 * lane(); i < begin + kTile; i += kTurn) {
     if (output.type == Type::kFloat) {
@@ -23,10 +24,11 @@ __global__ void __launch_bounds__(kThreads) clear_tiles(Table<Output> outputs) {
   }
 }
 
-// A thread an index.
+// A thread an index, from the last on: what has been cleared last is still in the cache.
 __global__ void __launch_bounds__(kThreads) write_values(Table<Output> outputs, Indices indices, const float* values) {
-  const int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (j >= indices.count) return;
+  wait_for_previous();
+  const int64_t j = indices.count - 1 - (int64_t{blockIdx.x} * kThreads + threadIdx.x);
+  if (j < 0) return;
   const int64_t index = indices.memory[j];
   if (index < 0 || index >= indices.numel) return;
   const Output& output = outputs.rows[find_row(outputs, &Output::start, index)];

@@ -11,13 +11,13 @@ namespace ringprune::cuda {
 // Selects by `keys`, among the candidates that are in the slots where these serve.
 template <class Keys>
 void select_collected(cudaStream_t stream, const Bucket& bucket, const Keys& keys) {
-  const int64_t blocks = bucket.parts.strips;
-  launch(stream, blocks, find_digit<0, Keys>, bucket, keys);
-  launch(stream, blocks, recollect<Keys>, bucket, keys);
-  launch(stream, blocks, find_digit<1, Keys>, bucket, keys);
-  launch(stream, blocks, find_digit<2, Keys>, bucket, keys);
-  launch(stream, blocks, count_tiles<Keys>, bucket, keys);
-  launch(stream, blocks, write_positions<Keys>, bucket, keys);
+  const int64_t strips = bucket.parts.strips, shares = bucket.parts.shares;
+  launch<kDigitThreads>(stream, shares, find_first_digit<Keys>, bucket, keys);
+  if (bucket.recollects) launch(stream, strips, recollect<Keys>, bucket, keys);
+  launch<kDigitThreads>(stream, shares, find_next_digit<Keys>, bucket, keys);
+  launch<kDigitThreads>(stream, shares, find_next_digit<Keys>, bucket, keys);
+  launch(stream, strips, count_tiles<Keys>, bucket, keys);
+  launch(stream, strips + bucket.parts.count, write_positions<Keys>, bucket, keys);
 }
 
 }  // namespace ringprune::cuda

@@ -1,9 +1,10 @@
 // Exact selection on the device: what its kernels share, and in which order they run.
 //
 //   collect      entries with a key not below the tensor's hint go into the tensor's slots     (with accumulate only)
-//   digit 0      count the first 11 bits of the keys, find those of the threshold              ) of the slots,
-//   recollect    where the slots did not serve: collect again, from these 11 bits on           ) or, where they do
-//   digit 1, 2   the next 11 bits, the last 9                                                  ) not serve, of all
+//   digit 0      count the keys in 2048 bins, find that of the threshold; where the slots are  ) of the slots,
+//                few enough for one block, it goes on to the threshold at once                 )
+//   recollect    where the slots did not serve: collect again, from this bin on                ) or, where they do
+//   digit 1, 2   the same with the bin's keys in finer bins, then with single keys             ) not serve, of all
 //   count        how many entries of each tile are above the threshold, how many equal to it   ) the tensor's
 //   write        positions in order; among equals the lowest                                   ) entries
 //
@@ -12,6 +13,8 @@
 // (integers, where order does not matter); the last to come takes the decision for all.
 
 #pragma once
+
+#include <c10/macros/Macros.h>
 
 #include "parts.h"
 
@@ -24,13 +27,15 @@ struct alignas(16) Progress {
   uint32_t found;      // keys not below the hint, those included for which there was no slot
   uint32_t recollect;  // whether these do not serve: too few, or no room for all
   uint32_t collected;  // the same as `found` of the second time
+  uint32_t done;       // whether the threshold is known
   uint32_t all;        // whether everything that is above zero, or in the slots, is selected
-  uint32_t threshold;  // the digits found so far; of all three, the smallest key selected
-  uint32_t rank;       // how many entries with just these digits are selected
+  uint32_t threshold;  // the smallest key selected is not below it,
+  uint32_t bits;       // and above it by less than 2^bits
+  uint32_t rank;       // how many entries of this range are selected
   uint32_t selected;
   uint32_t hint;     // for the next time
   uint32_t arrived;  // blocks, see arrives_last
-  uint32_t unused[3];
+  uint32_t unused[1];
 };
 
 // The slots that a tile's candidates are in, counted from its tensor's first.
@@ -43,6 +48,14 @@ struct Run {
 // 2^32, for a bucket has fewer than 2^31 entries.
 using Counts = uint64_t;
 
+// Strips of a tensor that are added up when they are counted.
+constexpr int kGroup = 64;
+
+// Where the sum is of the group that a strip of tensor `i` belongs to. No two tensors share a group.
+C10_HOST_DEVICE constexpr int32_t group_of(int32_t i, int32_t first_strip, int32_t strip) {
+  return first_strip / kGroup + i + strip / kGroup;
+}
+
 // The tables of one call, all on the device.
 struct Bucket {
   Parts parts;
@@ -52,7 +65,9 @@ struct Bucket {
   uint16_t* entries;     // per slot: which entry of its tile
   Run* runs;             // per tile
   Counts* tile_counts;   // per tile: of the tiles before it in its strip
-  Counts* strip_counts;  // per strip: of the strips before it in its tensor
+  Counts* strip_counts;  // per strip
+  Counts* group_counts;  // per kGroup strips of a tensor, all zero before; see group_of
+  bool recollects;       // whether there is a kernel that does
   int32_t* hints;        // per tensor a key and a margin; null: there are none
   int64_t* tally;        // null as hints are
   int32_t* positions;

@@ -60,15 +60,17 @@ __device__ double add_tile(const Numbers& numbers, int64_t tile, int64_t count) 
 
 // A warp a tile.
 __global__ void __launch_bounds__(kThreads) add_tiles(Parts parts, double* sums_of_tiles) {
+  wait_for_previous();
   const int64_t tile = grid_warp();
   if (tile >= parts.tiles) return;
-  const Part& part = parts.rows[find_row(parts, &Part::first_tile, tile)];
+  const Part& part = parts.rows[find_row_together(parts, &Part::first_tile, tile)];
   const double sum = add_tile(Squares{part.grad, part.grad_type}, tile - part.first_tile, part.entries);
   if (lane() == 0) sums_of_tiles[tile] = sum;
 }
 
 // A block a tensor: at each turn there are kSumTile times fewer numbers.
 __global__ void __launch_bounds__(kThreads) add_sums(Parts parts, double* sums_of_tiles, double* sums) {
+  wait_for_previous();
   const Part& part = parts.rows[blockIdx.x];
   const double* from = sums_of_tiles + part.first_tile;
   double* to = sums_of_tiles + part.first_slot;

@@ -22,6 +22,7 @@ __device__ bool is_whole(const int64_t* offsets, int32_t tensors, const Indices&
 
 __global__ void __launch_bounds__(kThreads) take_entries(const int64_t* offsets, int32_t tensors, Indices indices,
                                                          float* residual, float* velocity, float* values) {
+  wait_for_previous();
   const int64_t j = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (j >= indices.count) return;
   const int64_t index = indices.memory[j];

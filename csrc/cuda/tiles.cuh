@@ -14,6 +14,9 @@ __device__ inline int32_t tiles_of(const Part& part) {
 __device__ inline int32_t strips_of(const Part& part) {
   return static_cast<int32_t>(ceil_div<int64_t>(part.entries, kStrip));
 }
+__device__ inline int32_t shares_of(const Part& part, int32_t share) {
+  return static_cast<int32_t>(ceil_div<int64_t>(part.entries, share));
+}
 
 // The number of the last row with `first` <= value, the rows being in that order. Empty tensors are never found, for
 // the next begins where they do.
@@ -27,6 +30,20 @@ __device__ int32_t find_row(const Table<Row>& table, First Row::* first, int64_t
     } else {
       high = middle;
     }
+  }
+  return low;
+}
+
+// The same for a value that all lanes of a warp look for together, at kLanes rows at a time.
+template <class Row, class First>
+__device__ int32_t find_row_together(const Table<Row>& table, First Row::* first, int64_t value) {
+  int32_t low = 0, size = table.count;  // low fits, low + size does not
+  while (size > 1) {
+    const int32_t each = ceil_div(size, kLanes), mine = lane() * each;
+    const bool fits = mine < size && table.rows[low + mine].*first <= value;
+    const int32_t last = (__popc(__ballot_sync(kAllLanes, fits)) - 1) * each;
+    low += last;
+    size = min(each, size - last);
   }
   return low;
 }
@@ -48,7 +65,7 @@ struct Turns {
 };
 
 __device__ inline Turns turns_of(const Parts& parts, int64_t tile) {
-  const int32_t number = find_row(parts, &Part::first_tile, tile);
+  const int32_t number = find_row_together(parts, &Part::first_tile, tile);
   return Turns(parts.rows[number], number, tile);
 }
 

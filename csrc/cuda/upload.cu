@@ -26,6 +26,7 @@ __device__ void clear(const Zeros& zeros, int64_t begin, int64_t step) {
 template <int kWords>
 __global__ void write(const __grid_constant__ Words<kWords> table, int words, uint4* to, Zeros first, Zeros second,
                       Zeros third) {
+  wait_for_previous();
   const int64_t begin = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = begin; i < words; i += step) to[i] = table.words[i];

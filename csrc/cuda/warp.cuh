@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <type_traits>
+
 #include "launch.h"
 
 namespace ringprune::cuda {
@@ -33,16 +35,17 @@ __device__ T warp_scan(T value) {
   return value;
 }
 
-// Sum over the threads before this one; `total` is that over all. At most once per kernel for each T.
-template <class T>
+// Sum over the threads before this one; `total` is that over all. For each T there is a barrier between two calls.
+template <int kOfBlock = kThreads, class T>
 __device__ T block_scan(T value, T& total) {
-  __shared__ T sums[kWarps];
+  constexpr int kSums = kOfBlock / kLanes;
+  __shared__ T sums[kSums];
   const T sum = warp_scan(value);
   if (lane() == kLanes - 1) sums[warp()] = sum;
   __syncthreads();
   T before = 0;
   total = 0;
-  for (int i = 0; i < kWarps; ++i) {
+  for (int i = 0; i < kSums; ++i) {
     if (i < warp()) before += sums[i];
     total += sums[i];
   }
@@ -64,8 +67,10 @@ __device__ inline bool arrives_last(uint32_t* arrived, uint32_t blocks) {
   return last;
 }
 
-// Adds to a count that the host reads as int64.
-__device__ inline void add_to(int64_t* count, int64_t more) {
+// Adds to a count of 64 bits.
+template <class Integer>
+__device__ void add_to(Integer* count, std::type_identity_t<Integer> more) {
+  static_assert(sizeof(Integer) == sizeof(unsigned long long));
   atomicAdd(reinterpret_cast<unsigned long long*>(count), static_cast<unsigned long long>(more));
 }
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ringprune import ops, packing, wire
+from ringprune.devices import to_device
 from ringprune.exchange.lane import Setting, UnderWay
 from ringprune.exchange.packed import PackedLane
 from ringprune.plan import Bucket
@@ -77,7 +78,7 @@ class BalancedLane(PackedLane):
         """[2] and [3] The places of the sums that score highest, by the same score as what was proposed."""
         offsets = torch.tensor(self.bucket.offsets, dtype=torch.int32, device="cpu")
         borders = torch.searchsorted(indices, offsets).tolist()
-        places = indices.to(self.bucket.device).long()
+        places = to_device(indices, self.bucket.device).long()
         weights = [
             weight.reshape(-1)[places[a:b] - start].cpu()
             for weight, (a, b), start in zip(self._weights(), pairwise(borders), self.bucket.offsets, strict=False)
@@ -101,8 +102,8 @@ class BalancedLane(PackedLane):
             kept, sums = self._sum.wait()
         with metrics.stage("unpack"):
             self._setting.mean.scale(sums, self._setting.comm.size)
-            indices = kept.to(device)
-            packing.unpack(outputs, indices, sums.to(device))
+            indices = to_device(kept, device)
+            packing.unpack(outputs, indices, to_device(sums, device))
             self._clear(indices, self._sum)
             self._count(indices)
             self.agreed = indices
@@ -117,8 +118,10 @@ class BalancedLane(PackedLane):
         indices = self._own[sent]
         self._take(indices)
         if policy.values != "fp32":
-            state.give_back(indices, summed.rest.to(device)[sent])
-            state.next_residual.index_add_(0, summed.own_indices.to(device).long(), summed.own_rest.to(device))
+            state.give_back(indices, to_device(summed.rest, device)[sent])
+            state.next_residual.index_add_(
+                0, to_device(summed.own_indices, device).long(), to_device(summed.own_rest, device)
+            )
 
     def abandon(self) -> None:
         """Wait for the last message and forget it; the state is as it was before."""

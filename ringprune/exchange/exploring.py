@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ringprune import agreement, selection
+from ringprune.devices import to_device
 from ringprune.exchange.ahead import AheadLane
 from ringprune.exchange.lane import Setting, UnderWay
 from ringprune.exchange.packed import PackedLane
@@ -46,7 +47,7 @@ class ExploringLane(PackedLane):
         """This rank's own positions; none of all ranks."""
         setting, bucket = self._setting, self.bucket
         own = selection.explore(drawn, bucket.offsets, setting.seed, step, bucket.index, setting.comm.rank)
-        self._own = own.to(bucket.device)
+        self._own = to_device(own, bucket.device)
         return None
 
     def _pack(self) -> Tensor:
@@ -84,7 +85,7 @@ class ExploringLane(PackedLane):
             with self._setting.metrics.stage("reduce"), self._setting.metrics.sending(PAIRS, self.bucket.index):
                 indices, sums = self._sum.wait()
             self._setting.mean.scale(sums, self._setting.comm.size)
-            self._sum, self._sums = None, (indices.to(self.bucket.device), sums.to(self.bucket.device))
+            self._sum, self._sums = None, (to_device(indices, self.bucket.device), to_device(sums, self.bucket.device))
         super().finish(outputs)
 
     def _unpack(self, outputs: Sequence[Tensor], indices: Tensor | None, values: Tensor) -> None:

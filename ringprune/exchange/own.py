@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from ringprune import packing
+from ringprune.devices import to_device
 from ringprune.exchange.lane import Setting, UnderWay
 from ringprune.exchange.packed import PackedLane
 from ringprune.metrics import Content
@@ -66,8 +67,8 @@ class OwnLane(PackedLane):
         self._sum = None
         with metrics.stage("unpack"):
             self._setting.mean.scale(values, self._setting.comm.size)
-            self.agreed = indices.to(device)
-            packing.unpack(outputs, self.agreed, values.to(device))
+            self.agreed = to_device(indices, device)
+            packing.unpack(outputs, self.agreed, to_device(values, device))
             self._complete(outputs)
 
     def abandon(self) -> None:

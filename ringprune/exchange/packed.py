@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ringprune import agreement, importance, ops, packing, sampling, selection, wire
 from ringprune.comm.communicator import CPU
+from ringprune.devices import to_device
 from ringprune.exchange.core import Core
 from ringprune.exchange.kept import KeptLane
 from ringprune.exchange.lane import Setting, StateOf, UnderWay
@@ -123,7 +124,7 @@ class PackedLane(KeptLane):
     def _draw(self, drawn: Sequence[int], step: int) -> Tensor | None:
         """Positions that all ranks explore, drawn with the shared seed."""
         positions = selection.explore(drawn, self.bucket.offsets, self._setting.seed, step, self.bucket.index)
-        return positions.to(self.bucket.device)
+        return to_device(positions, self.bucket.device)
 
     def _roots_of(self, step: int) -> tuple[int, ...]:
         setting = self._setting
@@ -193,7 +194,7 @@ class PackedLane(KeptLane):
         for root, message in self._proposals.wait() if self._proposals is not None else ():
             name = f"bucket {self.bucket.index} indices from rank {root} at step {step}"
             sets.append(self._index_code.decode(message, name=name))
-        return [agreement.union(sets, CPU).to(self.bucket.device)] if sets else []
+        return [to_device(agreement.union(sets, CPU), self.bucket.device)] if sets else []
 
     def _pack(self) -> Tensor:
         """[5] Values leave the residual."""

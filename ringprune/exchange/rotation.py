@@ -6,6 +6,7 @@ from itertools import compress, pairwise
 import torch
 from torch import Tensor
 
+from ringprune.devices import to_device
 from ringprune.plan import Bucket, Plan
 from ringprune.selection import within
 
@@ -52,4 +53,4 @@ class Rotation:
         spans = [
             torch.arange(*span, dtype=torch.int32, device="cpu") for span in compress(pairwise(bucket.offsets), turns)
         ]
-        return torch.cat([torch.empty(0, dtype=torch.int32, device="cpu"), *spans]).to(bucket.device)
+        return to_device(torch.cat([torch.empty(0, dtype=torch.int32, device="cpu"), *spans]), bucket.device)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ringprune.comm.communicator import Communicator, Handle
+from ringprune.devices import to_device
 from ringprune.errors import CommunicatorError
 from ringprune.reduction.reduction import ValueCode
 
@@ -53,7 +54,7 @@ class CodedReduction:
                 self._code.encode(self._values[region], self.rest[region], piece)
         own = self._code.size(self._numels[rank])
         received = [0 if other == rank else own for other in range(size)]
-        pieces = pieces.to(self._values.device)
+        pieces = to_device(pieces, self._values.device)
         return self._comm.alltoall(pieces, splits=sent, received=received, name=f"{self._name}, scattered")
 
     def done(self) -> bool:
@@ -68,7 +69,7 @@ class CodedReduction:
         own = self._regions[self._comm.rank]
         try:
             total = self._values[own] if self._handle is None else self._sum(self._handle.wait())
-            message = self._code.encode(total, self.rest[own]).to(total.device)
+            message = to_device(self._code.encode(total, self.rest[own]), total.device)
         except CommunicatorError as error:
             # Only this rank has seen it, and the others wait for the sum: what they get tells them that there is none.
             self._error = error

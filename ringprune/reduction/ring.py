@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ringprune.comm.communicator import Communicator, Handle
+from ringprune.devices import to_device
 from ringprune.errors import CommunicatorError
 from ringprune.reduction.reduction import ValueCode
 
@@ -169,7 +170,7 @@ class RingReduction:
     def _encoded(self, code: ValueCode, region: int, chunk: int) -> Tensor:
         assert self._rests is not None
         values = self._values.chunk(region, chunk)
-        message = code.encode(values, self._rests.chunk(region, chunk)).to(values.device)
+        message = to_device(code.encode(values, self._rests.chunk(region, chunk)), values.device)
         # What rests on a damaged message is damaged on purpose, so that no rank takes it for a sum.
         return torch.zeros_like(message) if (region, chunk) in self._damaged else message
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ringprune.comm.communicator import Communicator, Handle
+from ringprune.devices import to_device
 from ringprune.errors import CommunicatorError
 from ringprune.reduction.reduction import ValueCode
 from ringprune.row_sets import decode_rows, encode_rows, set_words
@@ -278,7 +279,7 @@ def _message(values: Tensor, code: ValueCode | None) -> Tensor:
     flat = values.reshape(-1)
     # What rounding drops is lost: rows are not kept from step to step.
     coded = code.encode(flat, torch.empty_like(flat)) if len(flat) else torch.empty(0, dtype=torch.uint8, device="cpu")
-    return coded.to(values.device)
+    return to_device(coded, values.device)
 
 
 def _values(part: Tensor, count: int, like: Tensor, code: ValueCode | None, name: str) -> Tensor:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ringprune.devices import to_device
 from ringprune.validation import one_of
 from ringprune.wire import books
 from ringprune.wire.message import FRAME_BYTES, new_message, open_message, seal, whole_words
@@ -111,7 +112,7 @@ class ValueCode:
         else:
             dequantise(scales.view(np.uint16)[: -(-count // BLOCK)], self._whole(codes)[:count], values, adds)
         if not on_host:
-            on_device = torch.from_numpy(values).to(into.device)
+            on_device = to_device(torch.from_numpy(values), into.device)
             (into.add_ if add else into.copy_)(on_device)
         return into
 

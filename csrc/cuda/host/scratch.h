@@ -14,24 +14,37 @@ namespace ringprune::cuda {
 struct SelectionLayout {
   int64_t slots = 0;
   int64_t strips = 0;
+  int64_t shares = 0;
+  int64_t entries = 0;
+  int64_t share;
   int32_t histograms = 0;
 
   SelectionLayout(std::vector<Part>& parts, at::IntArrayRef counts, at::IntArrayRef starts) {
+    for (const Part& part : parts) entries += part.entries;
+    share = ceil_div(std::max(entries / kMostShares, int64_t{1}), int64_t{kStrip}) * kStrip;
     for (size_t i = 0; i < parts.size(); ++i) {
       Part& part = parts[i];
-      const int64_t of_part = ceil_div<int64_t>(part.entries, kStrip);
       part.count = static_cast<int32_t>(counts[i]);
       part.first_position = static_cast<int32_t>(starts[i]);
       part.room = counts[i] > 0 ? static_cast<int32_t>(std::min(part.entries, 4 * counts[i] + 4096)) : 0;
       part.first_slot = slots;
       part.first_strip = static_cast<int32_t>(strips);
+      part.first_share = static_cast<int32_t>(shares);
       part.histogram = histograms;
       slots += part.room;
-      strips += of_part;
-      if (counts[i] > 0 && of_part > 1) ++histograms;
+      strips += ceil_div<int64_t>(part.entries, kStrip);
+      shares += ceil_div(part.entries, share);
+      if (counts[i] > 0 && part.entries > share) ++histograms;
     }
   }
+
+  // About as many blocks of kDigitThreads as run at once on a large GPU.
+  static constexpr int64_t kMostShares = 256;
 };
+
+// Entries of a bucket from which on it pays to collect again where the first candidates do not serve; reading fewer of
+// them a few times more costs less than a kernel that mostly has nothing to do.
+constexpr int64_t kWorthCollecting = 2'000'000;
 
 // Owns the memory of a Bucket. Sends the table and zeros `nonfinite` with it, where given.
 class Scratch {
@@ -39,16 +52,22 @@ class Scratch {
   Scratch(const Session& session, HostTable<Part>& table, at::IntArrayRef counts, at::IntArrayRef starts,
           at::Tensor& positions, Zeros nonfinite = {}) {
     const SelectionLayout layout(table.rows, counts, starts);
-    progress_ = session.empty_of<Progress>(static_cast<int64_t>(table.rows.size()));
+    const auto tensors = static_cast<int64_t>(table.rows.size());
     histograms_ = session.empty_of<uint32_t>(int64_t{layout.histograms} * kBins);
+    const int64_t groups = layout.strips / kGroup + tensors;
+    counters_ = session.empty(tensors * sizeof(Progress) + groups * sizeof(Counts), at::kByte);
     keys_ = session.empty_of<uint32_t>(layout.slots);
     entries_ = session.empty_of<uint16_t>(layout.slots);
     runs_ = session.empty_of<Run>(table.tiles());
     tile_counts_ = session.empty_of<Counts>(table.tiles());
     strip_counts_ = session.empty_of<Counts>(layout.strips);
-    bucket.parts = table.send(session, rows_, zeros_in(progress_), zeros_in(histograms_), nonfinite);
+    bucket.parts = table.send(session, rows_, zeros_in(counters_), zeros_in(histograms_), nonfinite);
     bucket.parts.strips = static_cast<int32_t>(layout.strips);
-    bucket.progress = memory<Progress>(progress_);
+    bucket.parts.shares = static_cast<int32_t>(layout.shares);
+    bucket.parts.share = static_cast<int32_t>(layout.share);
+    bucket.recollects = layout.entries > kWorthCollecting;
+    bucket.progress = memory<Progress>(counters_);
+    bucket.group_counts = reinterpret_cast<Counts*>(bucket.progress + tensors);
     bucket.histograms = memory<uint32_t>(histograms_);
     bucket.keys = memory<uint32_t>(keys_);
     bucket.entries = memory<uint16_t>(entries_);
@@ -66,7 +85,7 @@ class Scratch {
     return static_cast<T*>(tensor.mutable_data_ptr());
   }
 
-  at::Tensor rows_, progress_, histograms_, keys_, entries_, runs_, tile_counts_, strip_counts_;
+  at::Tensor rows_, counters_, histograms_, keys_, entries_, runs_, tile_counts_, strip_counts_;
 };
 
 }  // namespace ringprune::cuda

@@ -82,7 +82,7 @@ class HostTable {
     memory = session.empty_of<Row>(count);
     upload(session.stream(), rows.data(), count * static_cast<int64_t>(sizeof(Row)), memory.mutable_data_ptr(), first,
            second, third);
-    return {static_cast<const Row*>(memory.const_data_ptr()), static_cast<int32_t>(count), tiles_, 0};
+    return {static_cast<const Row*>(memory.const_data_ptr()), static_cast<int32_t>(count), tiles_, 0, 0, 0};
   }
 
  private:

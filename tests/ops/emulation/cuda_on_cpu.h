@@ -111,10 +111,26 @@ T atomicExch(T* to, T value) {
 
 using cudaStream_t = struct CUstream_st*;
 using cudaError_t = int;
+struct cudaLaunchAttribute {
+  int id;
+  struct {
+    int programmaticStreamSerializationAllowed;
+  } val;
+};
+constexpr int cudaLaunchAttributeProgrammaticStreamSerialization = 6;
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
   cudaStream_t stream = nullptr;
+  cudaLaunchAttribute* attrs = nullptr;
+  unsigned numAttrs = 0;
 };
+
+constexpr int cudaDevAttrComputeCapabilityMajor = 75;
+inline cudaError_t cudaGetDevice(int* device) { return *device = 0; }
+inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) {
+  *value = 9;
+  return 0;
+}
 
 // Runs the kernel before it returns.
 template <class... Parameters, class... Arguments>
