@@ -18,7 +18,7 @@ from ringprune.embedding import ShardedEmbedding, embedding_of
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.guard import Guard
 from ringprune.other_wrappers import check_not_averaged
-from ringprune.plan import ParamSpec, on_one_device
+from ringprune.plan import ParamSpec, on_one_device, why_unfit
 from ringprune.policies import IWP, Policy
 from ringprune.reduction import Mean
 from ringprune.shared_momentum import SharedMomentum
@@ -302,16 +302,14 @@ def describe_parameters(
     """The facts of each parameter; ``sparse`` are the ids of those whose gradients travel as rows.
 
     Raises:
-        ConfigurationError: a parameter is not real floating point, has more entries than the wire can address, or is
-            divided among ranks already.
+        ConfigurationError: a parameter is not real floating point, has more entries than the wire can address, has no
+            memory yet, or is divided among ranks already.
     """
     named = list(named)
     for name, param, _ in named:
-        if hasattr(param, "placements"):  # of a DTensor
-            raise ConfigurationError(
-                f"parameter {name!r} is a DTensor: with FSDP or tensor parallelism each rank has its own part, and "
-                "torch exchanges it. RingPrune is for models that every rank has whole"
-            )
+        why = why_unfit(param)
+        if why is not None:
+            raise ConfigurationError(f"parameter {name!r} {why}")
     specs = [ParamSpec(name, tuple(p.shape), p.dtype, p.device, group, id(p) in sparse) for name, p, group in named]
     for spec in specs:
         if spec.dtype not in _DTYPES:

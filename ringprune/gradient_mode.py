@@ -256,6 +256,7 @@ class GradientMode(Mode):
             self.note_fault(fault)
         return fault is not None
 
+    @torch.inference_mode(False)
     def step(self) -> None:
         """Let the wrapped optimizer step on the averages."""
         self._stepped()
@@ -328,6 +329,7 @@ class GradientMode(Mode):
         if self._momentum is not None:
             self._momentum.adopt()
 
+    @torch.inference_mode(False)
     def flush(self) -> None:
         """Send all residuals, whole, and step on them; parameters that keep nothing back stay as they are.
 

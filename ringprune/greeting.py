@@ -27,7 +27,7 @@ class Greeting:
 
     def lives_with(self, groups: Sequence[dict[str, list[torch.Tensor]]]) -> None:
         """Messages live where the first parameter of an optimizer's param groups does."""
-        self.device = next((param.device for group in groups for param in group["params"]), CPU)
+        self.device = next((p.device for group in groups for p in group["params"] if not p.is_meta), CPU)
 
     def check(self, facts: Sequence[str], failure: str | None = None) -> None:
         """Whether all ranks have the same facts, and none has a failure to tell.

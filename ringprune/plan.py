@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 from typing import Literal
 
 import torch
+from torch.nn.parameter import UninitializedParameter
 
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import ConfigurationError, RankMismatchError
@@ -22,6 +23,7 @@ __all__ = [
     "make_bucket",
     "on_one_device",
     "shake_hands",
+    "why_unfit",
 ]
 
 Route = Literal["packed", "dense", "rows"]
@@ -65,6 +67,20 @@ class ParamSpec:
         kind = str(self.dtype).removeprefix("torch.")
         kind += " sparse" if self.sparse else ""
         return f"{self.name!r} {kind} {list(self.shape)} on {self.device.type} in param group {self.group}"
+
+
+def why_unfit(param: torch.Tensor) -> str | None:
+    """Why a parameter cannot take part whatever its shape and dtype; None where it can."""
+    if hasattr(param, "placements"):  # of a DTensor
+        return (
+            "is a DTensor: with FSDP or tensor parallelism each rank has its own part, and torch exchanges it. "
+            "RingPrune is for models that every rank has whole"
+        )
+    if isinstance(param, UninitializedParameter):
+        return "of a lazy module has no shape yet: run a batch through the model, make the optimizer, then wrap it"
+    if param.is_meta:
+        return "is on the meta device, without memory: model.to_empty(device=...) and initialise it, then wrap"
+    return None
 
 
 def on_one_device(specs: list[ParamSpec]) -> list[ParamSpec]:

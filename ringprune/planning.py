@@ -141,6 +141,7 @@ def check_schedule(
             raise ConfigurationError(f"{what}, which {name} cannot go with: {why}")
 
 
+@torch.inference_mode(False)  # nothing can be changed outside of it that was made inside
 def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | UpdateMode:
     """What exchanges under the policy; ``statistics`` are those of BatchNorm layers, averaged with local steps.
 

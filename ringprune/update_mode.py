@@ -83,6 +83,7 @@ class UpdateMode(Mode):
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode(False)
     def step(self, loss_scale: float, *, overflow: bool) -> None:
         """One local step; the H-th since the last exchange is followed by the next exchange.
 
@@ -288,6 +289,7 @@ class UpdateMode(Mode):
 
     # -- between steps ------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode(False)  # as a program may evaluate
     def flush(self) -> None:
         """Exchange what is left of an interval, then all residuals, whole; the optimizer's state stays private.
 

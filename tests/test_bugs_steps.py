@@ -1,5 +1,6 @@
 """Bugs in what the wrapped optimizer steps with, and in steps that fail, each with its story."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -134,6 +135,33 @@ def test_a_scheduled_step_in_inference_mode_is_refused() -> None:
         optimizer.synchronize()
 
     rp.simulate(2, rank)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [rp.IWP(0.05), rp.IWP(0.05, lookahead=True), rp.IWP(0.05, local_steps=2)],
+    ids=["gradients", "lookahead", "local steps"],
+)
+def test_wrapped_stepped_and_flushed_in_inference_mode(policy: rp.Policy) -> None:
+    """As where a program evaluates. Torch's error came later, about an in-place update of what the wrapper had made."""
+
+    def rank(comm: rp.comm.Communicator, inside: bool) -> list[Tensor]:
+        model = make_model()
+        with torch.inference_mode(inside):
+            optimizer = rp.DistributedOptimizer(
+                sgd(model.parameters()), model.named_parameters(), policy=policy, comm=comm
+            )
+        for i, batch in enumerate(batches(comm.rank, 4)):
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            with torch.inference_mode(inside):
+                optimizer.step()
+                if i == 1:
+                    optimizer.flush()
+        return [param.detach().clone() for param in model.parameters()]
+
+    for plain, inside in zip(*(rp.simulate(2, partial(rank, inside=mode))[0] for mode in (False, True)), strict=True):
+        assert torch.equal(plain, inside)
 
 
 @pytest.mark.parametrize("policy", [rp.IWP(0.05), rp.IWP(0.05, local_steps=4)], ids=["gradients", "local steps"])

@@ -327,6 +327,8 @@ def test_wrong_optimizers_and_names_are_named() -> None:
         divided.placements = ()  # type: ignore[attr-defined]  # what a DTensor has, and no other tensor
         cases: list[tuple[Any, Any, str]] = [
             (sgd([divided]), [("0.weight", divided)], "'0.weight' is a DTensor"),
+            (sgd(nn.LazyLinear(2).parameters()), None, "'.*0.*' of a lazy module has no shape yet"),
+            (sgd([nn.Parameter(torch.zeros(2, device="meta"))]), None, "'.*0.*' is on the meta device"),
             (torch.optim.LBFGS(model.parameters()), named, "LBFGS"),
             (torch.optim.SparseAdam(model.parameters()), named, "SparseAdam"),
             (model, named, r"a torch.nn\.modules\.container\.Sequential: the plain torch.optim.Optimizer"),
