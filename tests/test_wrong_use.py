@@ -499,5 +499,7 @@ def test_a_group_that_is_added_under_a_schedule_is_told() -> None:
         inner.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
         with pytest.raises(rp.UsageError, match="had 1 param groups when its step began, and has 2 now"):
             run(model, optimizer, comm.rank, 1, start=2)
+        del inner.param_groups[1:]
+        optimizer.synchronize()  # and the step is made
 
     rp.simulate(2, rank, timeout=30)
