@@ -297,6 +297,8 @@ def _remember(embedding: ShardedEmbedding) -> None:
 
 def embedding_of(param: Tensor) -> ShardedEmbedding | None:
     """The sharded embedding whose weight ``param`` is; None where it is that of none."""
+    if not _embeddings:  # asked for every parameter at every step
+        return None
     with _embeddings_lock:
         return next((embedding for embedding in _embeddings if embedding.weight is param), None)
 
