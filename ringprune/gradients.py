@@ -40,7 +40,10 @@ class Gradients:
             elif param.grad.is_sparse:
                 param.grad = param.grad.to_dense()
             # .data has a version of its own: what the exchange writes is no change of the caller's.
-            grads.append(param.grad.data.contiguous())
+            grad = param.grad.data.contiguous()
+            if param.dtype != self._specs[i].dtype:  # converted since; the step is refused later, by all ranks
+                grad = grad.to(self._specs[i].dtype)
+            grads.append(grad)
         return grads
 
     def _rows(self, index: int) -> Tensor:

@@ -30,6 +30,10 @@ from ringprune.verdict import Verdict
 
 __all__ = ["Mode", "Parts", "Settings"]
 
+_CONVERTED = (
+    "{!r} was {} when the optimizer was wrapped and is {} now: convert the model, with double(), half() or bfloat16(), "
+    "before its optimizer is wrapped"
+)
 _MOVED = (
     "{!r} was in param group {} when the optimizer was wrapped and is in {} now: flush() and close() the wrapper, and "
     "only then move it and wrap again"
@@ -133,9 +137,8 @@ class Mode(ABC):
         self.embeddings = parts.embeddings
         self._highest = parts.highest
         self._known = {id(param) for param in self.updated}
-        # Whose momentum, Nesterov and weight decay are ours, by the settings of the group that it was in.
-        taken = zip(parts.params, parts.specs, strict=True) if velocity else ()
-        self._spec_of = {id(param): spec for param, spec in taken}
+        self._spec_of = {id(param): spec for param, spec in zip(parts.params, parts.specs, strict=True)}
+        self._velocity = velocity  # then momentum, Nesterov and weight decay are ours, by a parameter's first group
         self.others = parts.others or Others(parts.params)
         self.metrics = parts.metrics or Metrics(comm.traffic, plan.numel, nodes)
         self._verdict = Verdict(comm, self.metrics, settings.nonfinite, expected=parts.scale.enabled)
@@ -249,12 +252,14 @@ class Mode(ABC):
         return self._verdict.fault
 
     def _note_strangers(self) -> None:
-        """Parameters that were frozen, not there, or in another group when the ranks agreed on what they exchange."""
+        """Parameters that were frozen, not there, of another dtype or group when the ranks agreed on what they exchange."""
         for number, group in enumerate(self._inner.param_groups):
             for param in group["params"]:
                 spec = self._spec_of.get(id(param))
-                if spec is not None and spec.group != number:
+                if spec is not None and self._velocity and spec.group != number:
                     self._verdict.note_fault(_MOVED.format(spec.name, spec.group, number))
+                if spec is not None and spec.dtype != param.dtype:
+                    self._verdict.note_fault(_CONVERTED.format(spec.name, spec.dtype, param.dtype))
                 if param.requires_grad and id(param) not in self._known:
                     self._verdict.note_fault(
                         f"a parameter of shape {list(param.shape)} in param group {number} requires a gradient and did "

@@ -115,7 +115,8 @@ class Verdict:
             raise UsageError(self._gather(self.fault) + (f". {late}" if late else ""))
         if not self._ranks_with_gradient:
             raise UsageError(
-                "step() or synchronize() before backward(): no parameter has received a gradient since the last one"
+                "step() or synchronize() before backward(): no parameter has received a gradient since the last one, "
+                "or the model has others than those that were wrapped (load_state_dict(assign=True), to_empty())"
                 + (f". {late}" if late else "")
             )
         if self._raise or always:

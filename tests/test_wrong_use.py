@@ -488,6 +488,30 @@ def test_a_group_that_is_gone_is_told() -> None:
     rp.simulate(2, rank, timeout=30)
 
 
+@pytest.mark.parametrize(
+    "policy", [rp.Dense(), rp.IWP(0.05), rp.P3(), rp.Dense(local_steps=2)], ids=["dense", "iwp", "p3", "local steps"]
+)
+def test_a_model_that_one_rank_converts_later_is_told_to_all(policy: rp.Policy) -> None:
+    """That rank alone had an error of a kernel, about ``grads[0]``, out of ``backward()``; or trained on, in float32."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = rp.DistributedOptimizer(
+            sgd(model.parameters()), model.named_parameters(), policy=policy, comm=comm, model=model
+        )
+        run(model, optimizer, comm.rank, 2)
+        optimizer.state_dict()  # with a schedule, the step is made whole
+        if comm.rank == 1:
+            model.double()
+        with pytest.raises(rp.UsageError, match=r"rank 1: '0\.weight' was torch\.float32 when .* torch\.float64 now"):
+            for batch in batches(comm.rank, 2):
+                optimizer.zero_grad()
+                loss_of(model, (batch[0].to(next(model.parameters()).dtype), batch[1])).backward()
+                optimizer.step()
+
+    rp.simulate(2, rank, timeout=30)
+
+
 def test_a_group_that_is_added_under_a_schedule_is_told() -> None:
     """It was a ValueError of zip, out of the next forward pass, in which layers step."""
 

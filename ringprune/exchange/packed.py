@@ -288,4 +288,6 @@ class PackedLane(KeptLane):
         return state
 
     def _weights(self) -> list[Tensor]:
-        return [self._setting.weights[i].detach().contiguous() for i in self.bucket.members]
+        weights = [self._setting.weights[i].detach().contiguous() for i in self.bucket.members]
+        # A model that was converted since it was wrapped; all ranks refuse the step later.
+        return [w.to(self.bucket.dtype) if w.dtype == torch.float64 else w for w in weights]
