@@ -252,7 +252,7 @@ class Mode(ABC):
         return self._verdict.fault
 
     def _note_strangers(self) -> None:
-        """Parameters that were frozen, not there, of another dtype or group when the ranks agreed on what they exchange."""
+        """Parameters that were frozen, not there, or of another dtype or group when the ranks agreed on the plan."""
         for number, group in enumerate(self._inner.param_groups):
             for param in group["params"]:
                 spec = self._spec_of.get(id(param))

@@ -492,7 +492,7 @@ def test_a_group_that_is_gone_is_told() -> None:
     "policy", [rp.Dense(), rp.IWP(0.05), rp.P3(), rp.Dense(local_steps=2)], ids=["dense", "iwp", "p3", "local steps"]
 )
 def test_a_model_that_one_rank_converts_later_is_told_to_all(policy: rp.Policy) -> None:
-    """That rank alone had an error of a kernel, about ``grads[0]``, out of ``backward()``; or trained on, in float32."""
+    """That rank alone had a kernel's error, about ``grads[0]``, out of ``backward()``; or trained on, in float32."""
 
     def rank(comm: rp.comm.Communicator) -> None:
         model = make_model()
