@@ -9,9 +9,7 @@
 namespace ringprune::cuda {
 
 constexpr int kDigitThreads = 1024;
-constexpr uint32_t kTogether = 8;                   // keys that a thread loads at once
-constexpr uint32_t kSlotsEach = 4 * kDigitThreads;  // slots that are worth a block of their own
-constexpr uint32_t kFewSlots = 96 * kDigitThreads;  // that one block looks through sooner than two kernels are done
+constexpr uint32_t kTogether = 8;  // keys that a thread loads at once
 
 // Keys from `low` on, 2^bits of them.
 struct Range {
@@ -159,7 +157,6 @@ __device__ inline uint32_t interpolate(const Range& bin, const Place& place, uin
 
 // What the threads of a block know of their tensor's threshold.
 struct Search {
-  static constexpr uint32_t kFew = 512;  // keys that are compared each with each
   uint32_t histogram[kBins];
   Place threshold, hint;
   uint32_t hinted;  // the rank of the next hint; 0: nothing is to be found for it
@@ -234,11 +231,11 @@ __device__ bool find_among_few(const Bucket& bucket, const Worker& worker, const
   for_each_key(bucket, worker, keys, [&](uint32_t key) {
     if (!range.has(key)) return;
     const uint32_t place = atomicAdd(&search.found, 1u);
-    if (place < Search::kFew) search.few[place] = key;
+    if (place < kFew) search.few[place] = key;
   });
   __syncthreads();
   const uint32_t found = search.found;
-  if (found > Search::kFew) return false;
+  if (found > kFew) return false;
   if (threadIdx.x < found) {
     const uint32_t key = search.few[threadIdx.x];
     uint32_t above = 0, equal = 0;

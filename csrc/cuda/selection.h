@@ -17,6 +17,7 @@
 #include <c10/macros/Macros.h>
 
 #include "parts.h"
+#include "sizes.h"
 
 namespace ringprune::cuda {
 
@@ -47,9 +48,6 @@ struct Run {
 // Numbers of entries above and equal to a threshold, in one word: two counters that are added as one. Neither reaches
 // 2^32, for a bucket has fewer than 2^31 entries.
 using Counts = uint64_t;
-
-// Strips of a tensor that are added up when they are counted.
-constexpr int kGroup = 64;
 
 // Where the sum is of the group that a strip of tensor `i` belongs to. No two tensors share a group.
 C10_HOST_DEVICE constexpr int32_t group_of(int32_t i, int32_t first_strip, int32_t strip) {

@@ -16,10 +16,15 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(build.compiler() is None, reason="no g++ to compile the CUDA kernels for the CPU with")
 @pytest.mark.skipif("RINGPRUNE_EMULATED" in os.environ, reason="this is the run it starts")
-def test_cuda_kernels_on_the_cpu() -> None:
-    library = build.build(ROOT / "build" / "emulated", [])
+@pytest.mark.parametrize(
+    ("flags", "tests"),
+    [([], "tests/ops"), (["-DRINGPRUNE_TINY_SIZES"], "tests/ops/test_cuda.py")],
+    ids=["as it is", "every way with small tensors"],
+)
+def test_cuda_kernels_on_the_cpu(flags: list[str], tests: str) -> None:
+    library = build.build(ROOT / "build" / "-".join(["emulated", *flags]), flags)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "emulated", "tests/ops"],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "emulated", tests],
         cwd=ROOT,
         env=os.environ | {"RINGPRUNE_NATIVE": "off", "RINGPRUNE_EMULATED": str(library)},
         capture_output=True,

@@ -37,14 +37,7 @@ struct SelectionLayout {
       if (counts[i] > 0 && part.entries > share) ++histograms;
     }
   }
-
-  // About as many blocks of kDigitThreads as run at once on a large GPU.
-  static constexpr int64_t kMostShares = 256;
 };
-
-// Entries of a bucket from which on it pays to collect again where the first candidates do not serve; reading fewer of
-// them a few times more costs less than a kernel that mostly has nothing to do.
-constexpr int64_t kWorthCollecting = 2'000'000;
 
 // Owns the memory of a Bucket. Sends the table and zeros `nonfinite` with it, where given.
 class Scratch {
