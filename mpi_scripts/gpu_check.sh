@@ -71,7 +71,9 @@ beside() {
 }
 all_done() {
     wait
-    cat "$scratch"/beside-*
+    for log in "$scratch"/beside-*; do
+        [ ! -e "$log" ] || cat "$log"
+    done
 }
 
 # skip NAME REASON
@@ -106,11 +108,9 @@ elif step build 300 env RINGPRUNE_BUILD=cuda RINGPRUNE_NATIVE=off "$python" -W i
     # From here on nothing is timed.
     if has pytest && has hypothesis; then
         # without the project's settings, which ask for plugins
-        tests="$python -m pytest -q -c /dev/null --rootdir=. --import-mode=importlib -p no:cacheprovider -W ignore"
-        # shellcheck disable=SC2086 # it is a command
-        beside "tests of the ops [cuda]" 180 $tests -k "cuda and not native and not reference and not emulation" tests/ops
-        # shellcheck disable=SC2086
-        beside "tests of training [cuda]" 180 $tests -k "[cuda" tests/test_cuda_training.py tests/test_cuda_streams.py
+        set -- "$python" -m pytest -q -c /dev/null --rootdir=. --import-mode=importlib -p no:cacheprovider -W ignore
+        beside "tests of the ops [cuda]" 180 "$@" -k "cuda and not native and not reference and not emulation" tests/ops
+        beside "tests of training [cuda]" 180 "$@" -k "[cuda" tests/test_cuda_training.py tests/test_cuda_streams.py
     else
         skip "tests [cuda]" "pytest or hypothesis is not installed"
     fi

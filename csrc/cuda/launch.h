@@ -24,14 +24,23 @@ __device__ inline void wait_for_previous() {
 #endif
 }
 
-// Whether the current device can launch kernels early, and CUDA captures such launches into graphs.
-inline bool launches_early() {
+// Whether the current device can launch `kernel` early, and CUDA captures such launches into graphs. The kernel itself
+// must have been compiled to wait: an H100 also runs what was compiled for an A100 and came as PTX. Asked once for all
+// kernels with the same parameters, which are compiled alike.
+template <class... Parameters>
+bool launches_early(void (*kernel)(Parameters...)) {
 #if CUDART_VERSION >= 12030
+  static const bool waits = [&] {
+    cudaFuncAttributes attributes{};
+    C10_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
+    return attributes.ptxVersion >= 90;
+  }();
   int device = 0, major = 0;
   C10_CUDA_CHECK(cudaGetDevice(&device));
   C10_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  return major >= 9;
+  return waits && major >= 9;
 #else
+  (void)kernel;
   return false;
 #endif
 }
@@ -47,7 +56,7 @@ void launch(cudaStream_t stream, int64_t blocks, void (*kernel)(Parameters...), 
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
-  if (launches_early()) {
+  if (launches_early(kernel)) {
     config.attrs = &early;
     config.numAttrs = 1;
   }

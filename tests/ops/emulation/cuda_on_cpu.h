@@ -132,6 +132,14 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) {
   return 0;
 }
 
+struct cudaFuncAttributes {
+  int ptxVersion;
+};
+template <class Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel*) {
+  return attributes->ptxVersion = 90, 0;
+}
+
 // Runs the kernel before it returns.
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
