@@ -10,6 +10,8 @@ namespace ringprune::cuda {
 
 constexpr int kDigitThreads = 1024;
 constexpr uint32_t kTogether = 8;  // keys that a thread loads at once
+static_assert(kFew <= kDigitThreads, "a thread has one of the few");
+static_assert(kStrip % (8 * kDigitThreads) == 0, "a share, some strips, is read in whole turns");
 
 // Keys from `low` on, 2^bits of them.
 struct Range {

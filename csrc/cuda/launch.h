@@ -15,8 +15,9 @@ constexpr int kThreads = kWarps * kLanes;
 
 // Every kernel begins with this: what was launched before on its stream has ended, and all that it wrote is visible.
 // Kernels are launched while those before them still run, so that their start costs no time; the next one may then be
-// as soon as all blocks of this one are. (To read what earlier kernels wrote before waiting, with the next launched
-// only afterwards, was slower: what all blocks read has to come past the first cache then.)
+// as soon as all blocks of this one are, so a kernel of somebody else that is launched early too may begin before those
+// have waited; it has to wait itself, as they all do. (To read what earlier kernels wrote before waiting, with the next
+// launched only afterwards, was slower: what all blocks read has to come past the first cache then.)
 __device__ inline void wait_for_previous() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
@@ -31,9 +32,11 @@ template <class... Parameters>
 bool launches_early(void (*kernel)(Parameters...)) {
 #if CUDART_VERSION >= 12030
   static const bool waits = [&] {
+    int driver = 0;
+    C10_CUDA_CHECK(cudaDriverGetVersion(&driver));  // it may be older than the toolkit
     cudaFuncAttributes attributes{};
     C10_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel));
-    return attributes.ptxVersion >= 90;
+    return attributes.ptxVersion >= 90 && driver >= 12030;
   }();
   int device = 0, major = 0;
   C10_CUDA_CHECK(cudaGetDevice(&device));

@@ -36,7 +36,6 @@ struct alignas(16) Progress {
   uint32_t selected;
   uint32_t hint;     // for the next time
   uint32_t arrived;  // blocks, see arrives_last
-  uint32_t unused[1];
 };
 
 // The slots that a tile's candidates are in, counted from its tensor's first.

@@ -93,10 +93,6 @@ T __shfl_up_sync(uint32_t mask, T value, int distance) {
 inline int __popc(uint32_t word) { return __builtin_popcount(word); }
 
 template <class T>
-T __ldcg(const T* from) {
-  return *from;
-}
-template <class T>
 void __stwb(T* to, T value) {
   *to = value;
 }
@@ -127,6 +123,10 @@ struct cudaLaunchConfig_t {
 
 constexpr int cudaDevAttrComputeCapabilityMajor = 75;
 inline cudaError_t cudaGetDevice(int* device) { return *device = 0; }
+inline cudaError_t cudaDriverGetVersion(int* version) {
+  *version = CUDART_VERSION;
+  return 0;
+}
 inline cudaError_t cudaDeviceGetAttribute(int* value, int, int) {
   *value = 9;
   return 0;
