@@ -7,19 +7,23 @@ import torch
 
 import ringprune as rp
 from ringprune.arguments import describe_parameters
-from ringprune.plan import _narrowed
+from ringprune.plan import ParamSpec, _narrowed, on_one_device
 from ringprune.rank_words import by_rank
 from tests.training import make_model, sgd, wrap
 
 
 def test_parameters_on_several_devices_are_refused_with_what_to_do() -> None:
     """The first step failed, in a backward hook, with an error about the arguments of an operation of ours."""
-    cpu, meta = (torch.nn.Parameter(torch.ones(3, device=device)) for device in ("cpu", "meta"))
+    specs = [
+        ParamSpec(name, (3,), torch.float32, torch.device(device), 0)
+        for name, device in (("a", "cpu"), ("b", "cpu"), ("c", "cuda:1"))
+    ]
     with pytest.raises(
-        rp.ConfigurationError, match=r"'a' on cpu, 'c' on meta\): wrap an optimizer of the parameters of"
+        rp.ConfigurationError, match=r"'a' on cpu, 'c' on cuda:1\): wrap an optimizer of the parameters of"
     ):
-        describe_parameters([("a", cpu, 0), ("b", cpu, 0), ("c", meta, 0)])
-    assert [spec.name for spec in describe_parameters([("a", cpu, 0), ("b", cpu, 1)])] == ["a", "b"]
+        on_one_device(specs)
+    param = torch.nn.Parameter(torch.ones(3))
+    assert [spec.name for spec in describe_parameters([("a", param, 0), ("b", param, 1)])] == ["a", "b"]
 
 
 @pytest.mark.parametrize(
