@@ -11,6 +11,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
     From memory that is not pinned, a copy to a GPU would wait for all that comes before it, backward passes included.
     """
-    if device.type != "cuda" or tensor.is_cuda:
+    if device.type != "cuda" or tensor.is_cuda or tensor.numel() == 0:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
