@@ -217,7 +217,10 @@ class DDPHook:
         self._exchange.reduce(self._verdict.start)
         made = self._verdict.wait()
         try:
-            (self._write if made else self._refuse)()
+            if made:
+                self._write()
+            else:
+                self._refuse()
         finally:
             self._verdict.clear()
         for arrived in self._arrived:

@@ -2,8 +2,6 @@
 
 import gc
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,15 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ringprune as rp
 from tests.training import make_model, plain_sgd
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process."""
-    address = f"file://{tmp_path / 'meeting'}"
-    torch.distributed.init_process_group("gloo", init_method=address, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 def wrapped(model: nn.Module, comm: Any, **more: Any) -> rp.DistributedOptimizer:

@@ -18,13 +18,6 @@ from tests.gpu_model import LIMIT, advance, bits, differing, halving, kept, pull
 from tests.test_cuda_training import JOBS, STEPS, trained
 
 
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return str(request.param)
-
-
 @pytest.fixture(params=["cuda"])
 def cuda(request: pytest.FixtureRequest) -> str:
     """For what there is only on a GPU."""
@@ -58,15 +51,6 @@ def test_a_stream_of_the_users(job: str, own: bool, device: str) -> None:
 
     for mine, other in zip(rp.simulate(2, rank, timeout=LIMIT), trained(job, "cpu"), strict=True):
         assert not differing(mine[0], other[0]) and not differing(mine[1], other[2])
-
-
-@pytest.fixture
-def alone(tmp_path: Path) -> Iterator[None]:
-    """A process group of this process."""
-    address = f"file://{tmp_path / 'meeting'}"
-    torch.distributed.init_process_group("gloo", init_method=address, rank=0, world_size=1)
-    yield
-    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("aside", [False, True], ids=["plain", "on a side stream"])
@@ -152,8 +136,8 @@ def test_selecting_and_packing_do_not_wait_for_the_device(cuda: str) -> None:
 
 WAITS = {
     "dense": {"mode.py"},  # whether gradients are finite
-    "one root": {"mode.py", "indices.py", "packed.py"},  # indices to the host and from it
-    "local steps": {"mode.py", "indices.py", "packed.py", "update_mode.py"},  # whether weights were changed outside
+    "one root": {"mode.py", "indices.py"},  # indices to the host
+    "local steps": {"mode.py", "indices.py", "update_mode.py"},  # whether weights were changed outside
 }
 """Where a step waits for the device, once it is under way."""
 

@@ -33,13 +33,6 @@ from tests.test_laws import POLICIES
 STEPS = 6
 
 
-@pytest.fixture(params=["cpu", "cuda"])
-def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    return str(request.param)
-
-
 LOCAL = rp.LocalSteps(2, momentum="shared")
 JOBS: dict[str, tuple[Any, dict[str, Any]]] = {
     **{name: (policy, {}) for name, policy in POLICIES.items()},

@@ -1,4 +1,5 @@
-// select on CUDA: the exact largest scores of every tensor, ties to the lowest position. Six launches.
+// select on CUDA: the exact largest scores of every tensor, ties to the lowest position. Six launches, five for a small
+// bucket.
 
 #include "kernels.h"
 #include "selection.cuh"

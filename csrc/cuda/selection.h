@@ -8,8 +8,9 @@
 //   count        how many entries of each tile are above the threshold, how many equal to it   ) the tensor's
 //   write        positions in order; among equals the lowest                                   ) entries
 //
-// Every kernel is always launched and finds out on the device what there is to do, so nothing waits for the device
-// and the launches are the same every time: they may be captured into a graph. Blocks of one tensor meet in counters
+// What is launched depends on sizes alone (a small bucket does without `recollect`), and every kernel finds out on the
+// device what there is to do, so nothing waits for the device and a bucket's launches are the same every time: they may
+// be captured into a graph. Blocks of one tensor meet in counters
 // (integers, where order does not matter); the last to come takes the decision for all.
 
 #pragma once

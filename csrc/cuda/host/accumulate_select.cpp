@@ -1,4 +1,5 @@
-// accumulate_select on CUDA, the host side: eight launches, the upload of the table included.
+// accumulate_select on CUDA, the host side: eight launches, seven for a small bucket, the upload of the table
+// included.
 
 #include <torch/library.h>
 

@@ -1,4 +1,5 @@
-// select on CUDA, the host side: seven launches, the upload of the table included.
+// select on CUDA, the host side: seven launches, six for a small bucket, the upload of the table
+// included.
 
 #include <torch/library.h>
 
