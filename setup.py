@@ -92,9 +92,12 @@ def wants_cuda(mode: str, torch: ModuleType) -> bool:
 
 
 def release_of(home: str | None) -> str | None:
-    """The release of a toolkit's nvcc, such as 13.0; None where there is none: images to run in have no compiler."""
+    """The release of a toolkit's nvcc, such as 13.0; None where it is not whole: images to run in have no compiler."""
+    folder = Path(home or "")
+    if not (folder / "include" / "cuda_runtime.h").exists():  # nvcc on PATH was a link or a script of another folder's
+        return None
     try:
-        done = subprocess.run([Path(home or "") / "bin" / "nvcc", "--version"], capture_output=True, text=True)
+        done = subprocess.run([folder / "bin" / "nvcc", "--version"], capture_output=True, text=True)
     except OSError:
         return None
     found = re.search(r"release (\d+\.\d+)", done.stdout)

@@ -79,6 +79,7 @@ def test_a_damaged_record_means_that_nothing_is_done(machine: Machine) -> None:
         ("NewConnectionError: [Errno -2] Name or service not known", "out of reach"),
         ("OSError: [Errno 28] No space left on device", "make room"),
         ("ERROR: No matching distribution found for torch==9", "pinned version"),
+        ("  Could NOT find CUDAToolkit (missing: CUDA_CUDART)", "CUDA_HOME="),
         ("a trouble nobody knows", "ended with status 3"),
     ],
 )
@@ -291,6 +292,8 @@ def setup_py(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def toolkit(folder: Path, release: str | None) -> Path:
     """A folder like that of a CUDA toolkit; ``release`` None: of an image to run in, without a compiler."""
     (folder / "bin").mkdir(parents=True)
+    (folder / "include").mkdir()
+    (folder / "include" / "cuda_runtime.h").touch()
     if release:
         nvcc = folder / "bin" / "nvcc"
         nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.88'\n")
@@ -331,6 +334,30 @@ def test_auto_builds_for_cuda_only_where_nvcc_can(
     assert re.search(words, capsys.readouterr().err)
     with pytest.raises(SystemExit, match=f"RINGPRUNE_BUILD=cuda {words}"):
         setup.wants_cuda("cuda", torch)
+
+
+def test_an_nvcc_outside_of_its_toolkit_does_not_end_the_set_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Torch takes the folder above nvcc for the toolkit: of a script there neither Horovod nor our library compiled."""
+    whole = toolkit(tmp_path / "cuda-13.0", "13.0")
+    script = tmp_path / "local" / "bin" / "nvcc"
+    script.parent.mkdir(parents=True)
+    script.write_text(f"#!/bin/sh\necho '#$ TOP={whole}/bin/..' >&2\n{whole}/bin/nvcc\n")
+    script.chmod(0o755)
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.defpath}")
+    environment = load(monkeypatch, "checkout").environment()
+    assert environment["CUDA_HOME"] == str(whole)
+    assert environment["PATH"].split(":")[1:3] == [str(whole / "bin"), str(script.parent)]
+
+    extension = SimpleNamespace(CUDA_HOME=str(script.parents[1]))  # as torch guesses where nobody says CUDA_HOME
+    torch = SimpleNamespace(
+        __version__="2.13.0", version=SimpleNamespace(cuda="13.0"), utils=SimpleNamespace(cpp_extension=extension)
+    )
+    assert not setup_py(monkeypatch).wants_cuda("auto", torch)
+    assert "a CUDA toolkit" in capsys.readouterr().err
 
 
 def test_an_older_nvcc_is_not_asked_for_gpus_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:

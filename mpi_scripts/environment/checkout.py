@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from cuda_toolkit import find_toolkit
+
 __all__ = [
     "CACHE",
     "HERE",
@@ -68,9 +70,13 @@ def pip(command: str, *arguments: str | Path) -> list[str | Path]:
 
 
 def environment() -> dict[str, str]:
-    """What the steps run under: .venv first on PATH, nothing of make's or of other Pythons."""
+    """What the steps run under: .venv first on PATH, then the CUDA toolkit; nothing of make's or of other Pythons."""
     kept = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
-    path = os.pathsep.join([str(VENV / "bin"), os.environ.get("PATH", os.defpath)])
+    toolkit = find_toolkit()
+    if toolkit is not None:
+        kept["CUDA_HOME"] = str(toolkit)
+    folders = [VENV / "bin", *([] if toolkit is None else [toolkit / "bin"]), os.environ.get("PATH", os.defpath)]
+    path = os.pathsep.join(map(str, folders))
     quiet = {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_ROOT_USER_ACTION": "ignore", "PIP_USER": "0"}
     return {**kept, **quiet, "PATH": path, "VIRTUAL_ENV": str(VENV), "MAX_JOBS": str(jobs())}
 

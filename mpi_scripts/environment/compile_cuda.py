@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -10,20 +9,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from cuda_toolkit import find_toolkit
+
 ROOT = Path(__file__).resolve().parents[2]
 GPUS = {75: ["sm_75"], 80: ["sm_80"], 90: ["sm_90"], 100: ["sm_100", "compute_100"]}  # of setup.py; the last is PTX
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"]
 NVCC = ["-O3", "-std=c++20", "-fmad=false", "-Werror", "all-warnings", "-Xcompiler", ",".join(["-fPIC", *WARNINGS])]
 WIDE = re.compile(r"\bst\.global[.\w]*\.v4\.")  # four entries at once, in PTX
 HOST = ["g++", "-fsyntax-only", "-O3", "-std=c++20", "-ffp-contract=off", "-fopenmp", *WARNINGS]
-
-
-def toolkit() -> Path | None:
-    """The folder of a CUDA toolkit with nvcc, or None."""
-    found = shutil.which("nvcc", path=os.environ.get("CUDA_HOME", "") + "/bin") or shutil.which("nvcc")
-    candidates = [Path(found).resolve().parents[1]] if found else []
-    candidates += [Path("/usr/local/cuda")]
-    return next((path for path in candidates if (path / "include" / "cuda_runtime.h").exists()), None)
 
 
 def commands(cuda: Path, out: Path) -> dict[Path, list[str]]:
@@ -67,7 +60,7 @@ def stores_wide(command: list[str], out: Path) -> bool:
 
 def main() -> int:
     """Compile them, as many at once as there are cores; 1 if any does not compile."""
-    cuda = toolkit()
+    cuda = find_toolkit()
     if cuda is None:
         print("CUDA check skipped: there is no CUDA toolkit (nvcc on PATH, CUDA_HOME, or /usr/local/cuda).")
         return 0

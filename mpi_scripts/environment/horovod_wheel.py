@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 
 import mpi_choice
-from checkout import CACHE, HERE, VENV, Choices, installed, jobs, of_horovod, pins, pip
+from checkout import CACHE, HERE, VENV, Choices, environment, installed, jobs, of_horovod, pins, pip
 from prerequisites import compiler
 from steps import Log
 
@@ -87,7 +87,7 @@ def _variables(choices: Choices, place: Path) -> dict[str, str]:
     own = {
         "CMAKE_TOOLCHAIN_FILE": str(place / "cmake" / "horovod_toolchain.cmake"),
         "MAKEFLAGS": f"-j{jobs()}",
-        "PATH": os.pathsep.join([str(place / "venv" / "bin"), os.environ.get("PATH", os.defpath)]),
+        "PATH": os.pathsep.join([str(place / "venv" / "bin"), environment()["PATH"]]),
         "TMPDIR": str(place),
         "VIRTUAL_ENV": str(place / "venv"),
     }

@@ -23,6 +23,10 @@ HINTS = {
         "The package index does not offer the pinned version for this Python and machine, or is out of reach:"
         " try another Python (delete .venv, then PYTHON=python3.11), or change the pin in constraints.txt."
     ),
+    r"Could NOT find CUDAToolkit": (
+        "torch is built for CUDA, and the CUDA toolkit of the nvcc on PATH is not whole: name another with"
+        " CUDA_HOME=..., take nvcc off PATH where no GPU is to be used, or TORCH=cpu."
+    ),
     r"(cusparse|cublas_v2|cusolverDn)\.h: No such file": "The CUDA toolkit lacks headers: install all, or TORCH=cpu.",
     r"Could NOT find MPI|mpi\.h: No such file": "MPI=system needs MPI with its headers: load its module.",
     r"internal compiler error|Killed signal|cc1plus.*Killed": "The compiler ran out of memory: try again with JOBS=1.",
