@@ -1,5 +1,6 @@
 """The queue of what is ready, slices of tensors, and the order that all ranks carry out alike."""
 
+import threading
 from collections.abc import Sequence
 
 import pytest
@@ -8,10 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ringprune as rp
+from ringprune.arguments import describe_parameters
 from ringprune.comm.communicator import Communicator
+from ringprune.exchange import Exchange
 from ringprune.exchange.dispatch import Dispatch
 from ringprune.metrics import Metrics
-from ringprune.plan import ParamSpec
+from ringprune.plan import ParamSpec, build_plan
+from ringprune.reduction import Mean
+from ringprune.residual import Correction
 from ringprune.schedule import LayerPriority, Queue
 from ringprune.slicing import slice_plan
 
@@ -189,6 +194,56 @@ def test_with_one_rank_ready_buckets_leave_by_priority_within_the_credit() -> No
         return exchange.started
 
     assert rp.simulate(1, rank) == [[1, 2, 0]]
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        rp.IWP(0.05),
+        rp.DGC(0.05),
+        rp.DGC(0.05, index_sets="scattered"),
+        rp.OkTopk(0.05),
+        rp.SlimDP(0.05, explore_by="rank", refresh=1),
+    ],
+    ids=["iwp", "gathered", "scattered", "balanced", "exploring"],
+)
+def test_a_bucket_is_reduced_when_its_last_message_is_there(policy: rp.policies.Policy) -> None:
+    """Sparse sums were taken for done as soon as they were under way, so more than the credit was outstanding."""
+    late = threading.Event()
+
+    def rank(comm: Communicator) -> None:
+        weight = torch.linspace(1, 2, 4096).view(64, 64)
+        plan = build_plan(describe_parameters([("weight", torch.nn.Parameter(weight), 0)]), [True], 2**20, [])
+        exchange = Exchange(
+            plan,
+            policy,
+            comm,
+            Metrics(comm.traffic, plan.numel),
+            [weight],
+            seed=0,
+            mean=Mean(),
+            velocity=False,
+            spare=False,
+        )
+        turns = 0
+        for step in range(2):
+            exchange.begin()
+            exchange.start_alone(0, [weight + comm.rank], Correction([1.0], [0.0], [False]))
+            if step == 0:
+                while exchange.advance(0):
+                    turns += 1
+            else:
+                for _ in range(turns):
+                    assert exchange.advance(0)
+                if comm.rank == 1:
+                    assert late.wait(20)
+                assert not exchange.advance(0)
+                if comm.rank == 0:
+                    assert not exchange.reduced(0), "the other rank has not sent its last message"
+                    late.set()
+            exchange.finish([torch.empty(64, 64)])
+
+    rp.simulate(2, rank, timeout=30)
 
 
 @pytest.mark.parametrize("wrong", [{"slice_bytes": 3}, {"credit_bytes": 0}, {"fuse_bytes": -1}])

@@ -1,7 +1,6 @@
 """A bucket of which every rank proposes entries with their values, and the largest sums of all are kept."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from itertools import pairwise
 
 import torch
@@ -10,14 +9,14 @@ from torch import Tensor
 from ringprune import ops, packing, wire
 from ringprune.devices import to_device
 from ringprune.exchange.lane import Setting, UnderWay
-from ringprune.exchange.packed import PackedLane
+from ringprune.exchange.summing import SummingLane
 from ringprune.plan import Bucket
 from ringprune.reduction import BalancedReduction, Dealing, dealing
 
 __all__ = ["BalancedLane"]
 
 
-class BalancedLane(PackedLane):
+class BalancedLane(SummingLane[BalancedReduction]):
     """Stages 1 to 7 of a bucket whose index set is found by summing: agreement and reduction are one.
 
     What a rank proposes stays in its residual until it is known to be kept.
@@ -31,9 +30,7 @@ class BalancedLane(PackedLane):
 
     def __init__(self, bucket: Bucket, setting: Setting) -> None:
         super().__init__(bucket, setting)
-        self._sum: BalancedReduction | None = None
         self._own = torch.empty(0, dtype=torch.int32, device="cpu")
-        self._index_share = 0.0
 
     def _shares(self, step: int, density: float) -> list[int]:
         """Entries that each rank proposes of each tensor; as many are kept of all tensors together."""
@@ -56,17 +53,12 @@ class BalancedLane(PackedLane):
             self._own = self._positions[self._positions != ops.PAD]
             values = self.residual.next_residual[self._own]
         dealt, code = self._deal(step)
-        self._index_share = code.index_share
-        with metrics.stage("reduce"), self._summing():
-            name = f"bucket {self.bucket.index} largest"
-            indices, values = self._own.cpu(), values.cpu()
-            self._sum = BalancedReduction(
-                self._setting.comm, indices, values, dealing=dealt, judge=self._judge, code=code, name=name
-            )
-        while self._sum.unfinished:
-            yield self._sum
-            with metrics.stage("reduce"), self._summing():
-                self._sum.advance()
+        self.index_share = code.index_share
+        yield from self._sum_up(lambda: self._summed(values, dealt, code))
+
+    def _summed(self, values: Tensor, dealt: Dealing, code: wire.PairCode) -> BalancedReduction:
+        comm, own, name = self._setting.comm, self._own.cpu(), f"bucket {self.bucket.index} largest"
+        return BalancedReduction(comm, own, values.cpu(), dealing=dealt, judge=self._judge, code=code, name=name)
 
     def _deal(self, step: int) -> tuple[Dealing, wire.PairCode]:
         """Who adds what, and how it travels. Where few ranks add, others do at the next step and in the next bucket."""
@@ -88,27 +80,19 @@ class BalancedLane(PackedLane):
         kept = ops.select(scores, [0, sums.numel()], [min(count, sums.numel())])
         return kept[kept != ops.PAD]
 
-    def _summing(self) -> AbstractContextManager[None]:
-        share = self._index_share
-        return self._setting.metrics.sending({"indices": share, "values": 1 - share}, self.bucket.index)
-
     def finish(self, outputs: Sequence[Tensor]) -> None:
         """Wait for the largest sums and write their averages; what was kept leaves the residual; it takes effect."""
         if self._sum is None:
             super().finish(outputs)
             return
-        metrics, device = self._setting.metrics, self.bucket.device
-        with metrics.stage("reduce"), self._summing():
-            kept, sums = self._sum.wait()
-        with metrics.stage("unpack"):
-            self._setting.mean.scale(sums, self._setting.comm.size)
-            indices = to_device(kept, device)
-            packing.unpack(outputs, indices, to_device(sums, device))
-            self._clear(indices, self._sum)
+        summed = self._sum
+        indices, averages = self._wait_for_averages()
+        with self._setting.metrics.stage("unpack"):
+            packing.unpack(outputs, indices, averages)
+            self._clear(indices, summed)
             self._count(indices)
             self.agreed = indices
             self._complete(outputs)
-        self._sum = None
 
     def _clear(self, kept: Tensor, summed: BalancedReduction) -> None:
         """[5] What this rank sent of the entries kept leaves its residual, but for what rounding dropped."""
@@ -122,13 +106,3 @@ class BalancedLane(PackedLane):
             state.next_residual.index_add_(
                 0, to_device(summed.own_indices, device).long(), to_device(summed.own_rest, device)
             )
-
-    def abandon(self) -> None:
-        """Wait for the last message and forget it; the state is as it was before."""
-        if self._sum is None:
-            super().abandon()
-            return
-        with self._summing():
-            self._sum.drain()
-        self._sum = None
-        self._roll_back()

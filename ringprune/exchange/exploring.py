@@ -9,17 +9,14 @@ from ringprune import agreement, selection
 from ringprune.devices import to_device
 from ringprune.exchange.ahead import AheadLane
 from ringprune.exchange.lane import Setting, UnderWay
-from ringprune.exchange.packed import PackedLane
-from ringprune.metrics import Content
+from ringprune.exchange.summing import SummingLane
 from ringprune.plan import Bucket
 from ringprune.reduction import SparseReduction
 
 __all__ = ["AheadExploringLane", "ExploringLane"]
 
-PAIRS: dict[Content, float] = {"indices": 0.5, "values": 0.5}
 
-
-class ExploringLane(PackedLane):
+class ExploringLane(SummingLane[SparseReduction]):
     """Stages 1 to 7, as Slim-DP has them (arXiv 1709.09393): core values without indices, explored ones in pairs.
 
     An explored entry is sent by the ranks that drew it, each its own residual there; drawn entries that lie in the
@@ -36,7 +33,6 @@ class ExploringLane(PackedLane):
         super().__init__(bucket, setting)
         self._own: Tensor | None = None
         self._own_values: Tensor | None = None
-        self._sum: SparseReduction | None = None
         self._sums: tuple[Tensor, Tensor] | None = None
 
     def _prepare(self, step: int) -> None:
@@ -68,24 +64,14 @@ class ExploringLane(PackedLane):
         yield from super()._messages(step)
         if self._own is None or self._own_values is None:
             return
-        metrics, index = self._setting.metrics, self.bucket.index
-        with metrics.stage("reduce"), metrics.sending(PAIRS, index):
-            name = f"bucket {index} explored values"
-            own = self._own.cpu(), self._own_values.cpu()
-            self._sum = SparseReduction(self._setting.comm, *own, self.bucket.numel, name=name)
-            self._own_values = None
-        while self._sum.unfinished:
-            yield self._sum
-            with metrics.stage("reduce"), metrics.sending(PAIRS, index):
-                self._sum.advance()
+        own, self._own_values = (self._own.cpu(), self._own_values.cpu()), None
+        comm, numel, name = self._setting.comm, self.bucket.numel, f"bucket {self.bucket.index} explored values"
+        yield from self._sum_up(lambda: SparseReduction(comm, *own, numel, name=name))
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
         """Wait for both sums, write their averages; the new state takes effect."""
         if self._sum is not None:
-            with self._setting.metrics.stage("reduce"), self._setting.metrics.sending(PAIRS, self.bucket.index):
-                indices, sums = self._sum.wait()
-            self._setting.mean.scale(sums, self._setting.comm.size)
-            self._sum, self._sums = None, (to_device(indices, self.bucket.device), to_device(sums, self.bucket.device))
+            self._sums = self._wait_for_averages()
         super().finish(outputs)
 
     def _unpack(self, outputs: Sequence[Tensor], indices: Tensor | None, values: Tensor) -> None:
@@ -94,14 +80,6 @@ class ExploringLane(PackedLane):
             indices, order = torch.cat([indices, self._sums[0]]).sort()
             values, self._sums = torch.cat([values, self._sums[1]])[order], None
         super()._unpack(outputs, indices, values)
-
-    def abandon(self) -> None:
-        """Wait for the last messages and forget them; the state is as it was before."""
-        if self._sum is not None:
-            with self._setting.metrics.sending(PAIRS, self.bucket.index):
-                self._sum.drain()
-            self._sum = None
-        super().abandon()
 
 
 class AheadExploringLane(AheadLane, ExploringLane):

@@ -4,6 +4,7 @@ from ringprune.reduction.balanced import BalancedReduction
 from ringprune.reduction.choice import RingChoice, choose_ring
 from ringprune.reduction.dealt import Dealing, dealing
 from ringprune.reduction.mean import Average, Mean
+from ringprune.reduction.phased import PhasedSum
 from ringprune.reduction.rows import GatheredRows, OwnedRows, RowSets, spread, sum_rows
 from ringprune.reduction.sparse import GatheredReduction, SparseReduction
 
@@ -15,6 +16,7 @@ __all__ = [
     "GatheredRows",
     "Mean",
     "OwnedRows",
+    "PhasedSum",
     "RingChoice",
     "RowSets",
     "SparseReduction",
