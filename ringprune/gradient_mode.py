@@ -371,16 +371,13 @@ class GradientMode(Mode):
         """The parameters are always those that all ranks share."""
         yield
 
-    def state_like(self, saved: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    def state_like(self, saved: Mapping[str, Mapping[str, Tensor]], *, make: bool) -> dict[str, dict[str, Tensor]]:
         """:meth:`state`, with momentum for just those packed parameters that have it in a checkpoint; new is zero."""
-        if self._momentum is None:
-            return self.state()
+        state = super().state()
         with_momentum = {name for name, kinds in saved.items() if "momentum" in kinds}
-        self._momentum.allocate(with_momentum)
-        state = self.state()
-        for spec, packed in zip(self._specs, self._packed, strict=True):
-            if packed and spec.name not in with_momentum:
-                state.get(spec.name, {}).pop("momentum", None)  # a rank whose node another one speaks for has none
+        momentum = {} if self._momentum is None else self._momentum.state_like(with_momentum, make=make)
+        for name, buffer in momentum.items():
+            state.setdefault(name, {})["momentum"] = buffer
         return state
 
     def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], origin: Origin) -> None:

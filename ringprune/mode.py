@@ -367,8 +367,8 @@ class Mode(ABC):
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def keeps_something(self) -> bool:
-        """Whether an exchange may leave something for later ones, so that a checkpoint is this rank's alone."""
-        return any(kinds.keys() - {"overlap"} for kinds in self.exchange.state().values())
+        """Whether an exchange may leave something for later ones, on any rank, so that a checkpoint is one rank's."""
+        return bool(self.exchange.groups_kept_back())
 
     def made(self) -> dict[str, Any]:
         """How far it has come, for a checkpoint's ``Origin``."""
@@ -379,9 +379,14 @@ class Mode(ABC):
         """Everything a checkpoint must hold besides the wrapped optimizer's state, as views by parameter name."""
         return self.exchange.state()
 
-    def state_like(self, saved: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-        """:meth:`state`, with what is there at some times only where ``saved`` has it."""
-        return self.state()
+    @abstractmethod
+    def state_like(self, saved: Mapping[str, Mapping[str, Tensor]], *, make: bool) -> dict[str, dict[str, Tensor]]:
+        """:meth:`state`, with what is there at some times only where ``saved`` has it.
+
+        Args:
+            saved: of a checkpoint, by parameter name.
+            make: to be overwritten: make what there is not yet; else shapes alone count, and nothing is changed.
+        """
 
     def resumed(self, saved: Mapping[str, Mapping[str, Tensor]], origin: Origin) -> None:
         """The state was overwritten from the checkpoint that ``origin`` tells about."""

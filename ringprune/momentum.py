@@ -7,7 +7,7 @@ rank goes through one buffer per parameter after the exchange: ``buffer = m * bu
 momentum of the averaged gradient.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -205,6 +205,19 @@ class SharedMomentum:
     def state(self) -> dict[str, Tensor]:
         """The buffers by parameter name; equal on every rank."""
         return dict(self._buffers)
+
+    def state_like(self, names: Collection[str], *, make: bool) -> dict[str, Tensor]:
+        """The same, of packed parameters for just those of ``names``.
+
+        Args:
+            names: of parameters.
+            make: make the buffers that there are not yet; else the parameters, which have their shapes, stand for them.
+        """
+        if make:
+            self.allocate(names)
+        named = zip(self._params, self._specs, self._packed, strict=True)
+        wanted = {s.name: p for p, s, packed in named if s.name in (names if packed else self._buffers)}
+        return {name: self._buffers.get(name, param) for name, param in wanted.items()}
 
 
 def _zeros(param: Tensor) -> Tensor:

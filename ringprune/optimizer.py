@@ -148,7 +148,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 arguments.advise(optimizer, chosen, self._comm, model, given=policy)
             more = (nodes, sliced, model, embeddings)
             parts = Parts(optimizer, params, plan, chosen, self._comm, scale, settings, *more)
-            self._pilot = None if auto is None else Pilot.of(auto, parts, limit)
+            self._pilot = None if auto is None else Pilot.of(self, auto, parts, limit)
             self._mode = make_mode(parts, statistics) if self._pilot is None else self._pilot.mode
         try:
             greeting.check([first_fact, f"wire format {wire.WIRE_VERSION}", *plan.facts])
@@ -338,7 +338,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             mode.settle()
         state = sharded_state.save(self._inner)
         if mode is not None:
-            flushed = self._flushed or (self._keepers == self._comm.size and not mode.keeps_something())
+            flushed = self._flushed or not mode.keeps_something()
             origin = checkpoint.Origin(self._comm.rank, self._comm.size, self._keepers, flushed=flushed, **mode.made())
             state["ringprune"] = checkpoint.save(origin, mode.state())
             if self._pilot is not None:
@@ -368,7 +368,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 entries = checkpoint.without_kept(entries)
 
             def load(mode: GradientMode | UpdateMode) -> None:
-                checkpoint.check_tensors(entries, mode.state_like(entries))
+                checkpoint.check_tensors(entries, mode.state_like(entries, make=False))
                 sharded_state.load(self._inner, inner)
 
             if self._pilot is None:
@@ -378,7 +378,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         sharing.share(self._inner, self)
         self._forget_exchange()
         if mode is not None:
-            checkpoint.copy(entries, mode.state_like(entries))
+            checkpoint.copy(entries, mode.state_like(entries, make=True))
             mode.resumed(entries, origin)
             self._flushed = origin.flushed
 

@@ -102,7 +102,7 @@ class PriorityMode(GradientMode):
             return
         self._late = [i for i, buckets in self._left.items() if buckets]
         try:
-            self.settle()
+            self._make_rest()
             if not self._compared:
                 self._compared = True
                 if self._drift.due(self.exchange.step):
@@ -231,12 +231,20 @@ class PriorityMode(GradientMode):
             Whether no gradients are there that could be exchanged.
 
         Raises:
-            NonFiniteGradientError, UsageError: on all ranks together; the step was made.
+            NonFiniteGradientError, UsageError: on all ranks together; the step was made. Nothing is kept of a backward
+                pass since.
         """
+        try:
+            self._make_rest()
+        except RingPruneError as error:
+            self._failed = error
+            self._raise_failure()
+        return not self._open and not self.backward.touched
+
+    def _make_rest(self) -> None:
         if not self._open and not self._judged:
             self.arrive(range(len(self.params)))
             self._conclude(_MADE)
-        return not self._open and not self.backward.touched
 
     def arrive(self, needed: Iterable[int]) -> None:
         """Return when these parameters are up to date: all of their part of the step has been made."""

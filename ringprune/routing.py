@@ -1,6 +1,6 @@
 """Which tensors travel packed, dense or as rows; when a packed one is cheaper sent whole, and which way rows go."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -61,12 +61,15 @@ class Named:
     """Of what another routing packs, the buckets with these tensors; its other buckets are sent whole in their places.
 
     Args:
-        names: of tensors.
+        names: of tensors; kept sorted, for ranks compare what is written of it.
         of: the other routing.
     """
 
-    names: frozenset[str]
+    names: Collection[str]
     of: LargeMatrices = LargeMatrices()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(sorted(set(self.names))))
 
     def packed(self, spec: ParamSpec) -> bool:
         """Whether the parameter travels packed."""

@@ -31,8 +31,11 @@ def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Load what :func:`save` made, on however many ranks: of whole tables, this rank's share.
 
     Raises:
-        CheckpointError: it has state of a table of another shape; nothing was changed.
+        CheckpointError: it is not whole, or has state of a table of another shape; nothing was changed.
     """
+    absent = [name for name in ("state", "param_groups") if name not in state]
+    if absent:
+        raise CheckpointError(f"the checkpoint lacks {' and '.join(absent)}: save all of optimizer.state_dict()")
     kept = dict(state["state"])
     for number, embedding in _sharded(optimizer):
         if number not in kept:

@@ -371,7 +371,7 @@ class UpdateMode(Mode):
         own = self._own() if self._set_aside is None else self._set_aside
         return {name: tensor.detach() for name, tensor in zip(names, own, strict=True)}
 
-    def state_like(self, saved: Mapping[str, Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    def state_like(self, saved: Mapping[str, Mapping[str, Tensor]], *, make: bool) -> dict[str, dict[str, Tensor]]:
         """:meth:`state`, with this rank's own weights just where a checkpoint has them."""
         state = self.state()
         for name, own in self._own_by_name().items():

@@ -1,5 +1,6 @@
 """Bugs that were found, each with its story."""
 
+import copy
 import math
 from typing import Any
 
@@ -8,7 +9,19 @@ import torch
 from torch import Tensor, nn
 
 import ringprune as rp
-from tests.training import batches, loss_of, make_model, nesterov, run, same_bytes, sgd, train, weights, wrap
+from tests.training import (
+    batches,
+    decayed,
+    loss_of,
+    make_model,
+    nesterov,
+    run,
+    same_bytes,
+    sgd,
+    train,
+    weights,
+    wrap,
+)
 
 IWP = rp.IWP(0.05)
 
@@ -104,6 +117,41 @@ def test_loading_an_earlier_checkpoint_drops_momentum_made_since() -> None:
         run(model, optimizer, 0, 2)
         optimizer.load_state_dict(saved)
         assert "momentum" not in optimizer.state_dict()["ringprune"]["parameters"]["0.weight"]
+
+    only(rank)
+
+
+def test_a_checkpoint_that_is_refused_changes_nothing() -> None:
+    """Momentum that it had, and this run had not, was made before it was looked at, and stepped through ever after."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        other = wrap(model, comm, IWP, decayed)
+        run(model, other, 0, 2)
+        saved = copy.deepcopy(other.state_dict())
+        other.close()
+        saved["ringprune"]["parameters"]["2.weight"]["residual"] = torch.zeros(3)
+        optimizer = wrap(model, comm, IWP, sgd)
+        run(model, optimizer, 0, 2)
+        before = copy.deepcopy(optimizer.state_dict()["ringprune"]["parameters"])
+        with pytest.raises(rp.CheckpointError, match=r"2\.weight\.residual"):
+            optimizer.load_state_dict(saved)
+        after = optimizer.state_dict()["ringprune"]["parameters"]
+        assert {name: kept.keys() for name, kept in after.items()} == {n: kept.keys() for n, kept in before.items()}
+
+    only(rank)
+
+
+@pytest.mark.parametrize("part", ["state", "param_groups"])
+def test_a_checkpoint_that_is_not_whole_is_refused(part: str) -> None:
+    """A bare KeyError."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        optimizer = wrap(make_model(), comm, IWP, sgd)
+        saved = optimizer.state_dict()
+        del saved[part]
+        with pytest.raises(rp.CheckpointError, match=f"lacks {part}: save all of"):
+            optimizer.load_state_dict(saved)
 
     only(rank)
 

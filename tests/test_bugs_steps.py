@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 import ringprune as rp
+from ringprune.exchange import exchange
+from ringprune.reduction import RingChoice
 from tests.training import batches, loss_of, make_model, run, sgd, weights, wrap
 
 Settings = dict[str, float]
@@ -381,3 +383,24 @@ def test_a_schedule_goes_on_in_another_memory_format() -> None:
     expected = rp.simulate(2, lambda comm: rank(comm, rp.Dense()))[0]
     for found in rp.simulate(2, lambda comm: rank(comm, rp.P3(slice_bytes=4096))):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(("policy", "longest"), [(rp.IWP(0.5), 4 * 4096 * 0.5), (rp.DGC(0.5), 4 * 602.0)])
+def test_the_ring_is_measured_for_sums_that_are_made(
+    policy: rp.Policy, longest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each rank sends entries of its own, messages as long as a shared set's were timed, and made by nobody."""
+    asked: list[float] = []
+
+    def measure(comm: rp.comm.Communicator, nbytes: float, device: torch.device) -> RingChoice:
+        asked.append(nbytes)
+        return RingChoice.never()
+
+    monkeypatch.setattr(exchange, "choose_ring", measure)
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        run(model, wrap(model, comm, policy, bucket_bytes=4 * 4096), 0, 1)
+
+    rp.simulate(1, rank)
+    assert asked == [longest]

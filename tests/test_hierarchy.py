@@ -1,5 +1,6 @@
 """A hierarchy: the laws of an exchange between nodes, on simulated ranks; tests/mpi holds them on real ones."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -476,6 +477,19 @@ def test_a_flushed_checkpoint_without_a_hierarchy_serves_one_with() -> None:
     saved = checkpoints(2, 1, rp.IWP(0.05), flush=True)[1]
     got = on_nodes(4, 2, lambda comm: resumed(comm, saved, rp.IWP(0.05), hierarchical=True))
     assert all(same_bytes(weight, got[0]) for weight in got)
+
+
+def test_where_nothing_is_kept_back_any_rank_s_checkpoint_serves_all() -> None:
+    """It was said to hold the residuals of its rank, of which there are none."""
+    for rank in (0, 1):
+        saved = checkpoints(4, 2, rp.Dense(), hierarchical=True)[rank]
+        for size, per_node, options in ((4, 2, {"hierarchical": True}), (3, 2, {"hierarchical": True}), (2, 2, {})):
+
+            def go_on(comm: rp.comm.Communicator, saved: Any = saved, options: Any = options) -> Tensor:
+                return resumed(comm, copy.deepcopy(saved), rp.Dense(), **options)  # SGD steps on what it has loaded
+
+            got = on_nodes(size, per_node, go_on)
+            assert all(same_bytes(weight, got[0]) for weight in got)
 
 
 def test_checkpoints_of_other_nodes_are_refused_on_all_ranks() -> None:

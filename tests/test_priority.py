@@ -532,6 +532,31 @@ def test_steps_made_while_a_model_is_evaluated_are_steps_like_others(mode: Any) 
     assert same_bytes(loop(SLICED), loop(rp.Dense()))
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_training_goes_on_after_synchronize_has_told_of_the_step_before(overlap: bool) -> None:
+    """Without overlap the backward pass since was kept: zero_grad() was refused, and the next pass was one too many."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, overlap=overlap, nonfinite="raise")
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        (batch,) = batches(comm.rank, 1)
+        loss = loss_of(model, batch)
+        (loss * float("nan") if comm.rank else loss).backward()
+        optimizer.step()
+        loss_of(model, batch).backward()
+        with pytest.raises(rp.NonFiniteGradientError, match="rank 1"):
+            optimizer.synchronize()
+        optimizer.zero_grad()
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        run(model, optimizer, comm.rank, 3)
+        optimizer.synchronize()
+        assert weights(model).isfinite().all()
+
+    rp.simulate(2, rank, timeout=60)
+
+
 def test_a_wrapper_that_is_dropped_still_makes_its_last_step() -> None:
     def loop(policy: Any) -> Tensor:
         def rank(comm: rp.comm.Communicator) -> Tensor:

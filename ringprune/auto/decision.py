@@ -86,7 +86,7 @@ def as_exchanged(setting: Setting, candidate: Policy, policy: Policy) -> Option:
 def packed_of(policy: Policy) -> list[str] | None:
     """The parameters that are packed, where :func:`packing` has chosen them; None where the policy's routing does."""
     routing = policy.routing
-    return sorted(routing.names) if isinstance(routing, Named) else None
+    return list(routing.names) if isinstance(routing, Named) else None
 
 
 def packing(policy: Policy, names: Iterable[str] | None) -> Policy:
@@ -94,7 +94,7 @@ def packing(policy: Policy, names: Iterable[str] | None) -> Policy:
     routing = policy.routing
     if names is None or not isinstance(routing, LargeMatrices):
         return policy
-    return replace(policy, routing=Named(frozenset(names), routing))
+    return replace(policy, routing=Named(tuple(names), routing))
 
 
 def choose(

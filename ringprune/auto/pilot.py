@@ -4,7 +4,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import asdict, replace
 from statistics import median
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from ringprune import arguments
 from ringprune.auto.choice import Auto, names_of
 from ringprune.auto.decision import Option, as_exchanged, choose, options, packed_of, packing, sentence, workload_of
+from ringprune.auto.turns import Course, steps_within, wait_for_steps
 from ringprune.clock import clock_for
 from ringprune.comm.communicator import ASKED
 from ringprune.errors import CheckpointError, RingPruneError
@@ -46,8 +48,6 @@ HYSTERESIS = 0.1
 ENTRIES, REPETITIONS = 1 << 20, 5  # what speeds are measured with
 
 _log = logging.getLogger("ringprune")
-
-Course = Generator[None, None, None]
 
 
 class Pilot:
@@ -88,10 +88,16 @@ class Pilot:
         next(self._course, None)
 
     @classmethod
-    def of(cls, auto: Auto, parts: Parts, bucket_bytes: int) -> "Pilot | None":
-        """A pilot, where there is something to choose; one rank chooses nothing, and loads checkpoints of several."""
-        several = parts.params and len(auto.policies(parts.inner, parts.comm)) > 1
-        return cls(auto, parts, bucket_bytes) if several else None
+    def of(cls, owner: object, auto: Auto, parts: Parts, bucket_bytes: int) -> "Pilot | None":
+        """A pilot, where there is something to choose; one rank chooses nothing, and loads checkpoints of several.
+
+        It lands when its owner is dropped: the frame of its course has it, and it has the course.
+        """
+        if not parts.params or len(auto.policies(parts.inner, parts.comm)) < 2:
+            return None
+        pilot = cls(auto, parts, bucket_bytes)
+        weakref.finalize(owner, pilot._land).atexit = False
+        return pilot
 
     def stepped(self) -> GradientMode:
         """A step was made, on all ranks: what exchanges the next one."""
@@ -106,6 +112,9 @@ class Pilot:
         if not isinstance(error, RingPruneError) and self.stepped() is not before and before.fault is not None:
             self.mode.note_fault(before.fault)  # all ranks are to hear of it
         return self.mode
+
+    def _land(self) -> None:
+        self._course.close()
 
     def stats(self) -> dict[str, Any]:
         """What was measured, predicted and chosen, as plain numbers and words."""
@@ -168,7 +177,7 @@ class Pilot:
         """One turn for each step that was made."""
         if self._parts.comm.size == 1:
             return
-        yield from _pass(SETTLING)
+        yield from wait_for_steps(SETTLING)
         hysteresis = 0.0
         while True:
             self._deciding, since, first = True, time.perf_counter(), self._step
@@ -181,7 +190,7 @@ class Pilot:
             self._options, self._seconds = options(setting, self._policies), {}
             if self._packs_otherwise(setting):
                 yield from self._change(self.chosen)
-                yield from _pass(SETTLING)
+                yield from wait_for_steps(SETTLING)
                 taken = yield from self._timed()
             self._options[self.chosen] = as_exchanged(setting, self._policies[self.chosen], self._policy)
             self._note(taken)
@@ -191,7 +200,7 @@ class Pilot:
             while (target := self._decide(tried, settled, hysteresis)) != self.chosen:
                 again = target in tried
                 yield from self._change(target)
-                yield from _pass(SETTLING)
+                yield from wait_for_steps(SETTLING)
                 if again or self.chosen != target:
                     break  # timed before in this round, as what is gone back to was
                 self._note((yield from self._timed()))
@@ -200,7 +209,7 @@ class Pilot:
             self._spent = self._slowest(time.perf_counter() - since - (self._step - first) * self._seconds[self.chosen])
             self._deciding = False
             hysteresis = HYSTERESIS
-            yield from _pass(self._interval)
+            yield from wait_for_steps(self._interval)
 
     def _timed(self) -> Generator[None, None, float]:
         """Seconds of a step as it is made now: the median, of the rank that took longest."""
@@ -212,7 +221,7 @@ class Pilot:
             seconds.append(now - since)
             if len(seconds) == 1:  # all ranks time as many steps
                 self._pace = self._slowest(seconds[0])
-                number = _steps(TIMED, self._pace)
+                number = steps_within(TIMED, self._pace)
             since = time.perf_counter()
         return self._slowest(median(seconds))
 
@@ -221,7 +230,7 @@ class Pilot:
         params = self._parts.params
         timeline = Timeline(len(params), [param.device for param in params])
         self.mode.time(timeline)
-        for _ in range(_steps(HELD, self._pace)):
+        for _ in range(steps_within(HELD, self._pace)):
             yield
             timeline.stepped()
         self.mode.time(None)
@@ -385,14 +394,3 @@ class Pilot:
         mode.backward.passes = passes
         mode.backward.reset()
         self.mode, self.chosen, self._policy = mode, chosen, policy
-
-
-def _steps(bounds: tuple[int, int, float], pace: float) -> int:
-    """As many steps as take some seconds, between bounds."""
-    least, most, seconds = bounds
-    return min(most, max(least, math.ceil(seconds / max(pace, 1e-9))))
-
-
-def _pass(steps: int) -> Iterator[None]:
-    for _ in range(steps):
-        yield

@@ -129,9 +129,11 @@ class Exchange:
             return choose_ring(setting.comm, longest, self._plan.buckets[0].device if self._plan.buckets else CPU)
 
     def _longest(self, bucket: Bucket) -> float:
-        """Bytes of a bucket's float32 sum after warm-up."""
+        """Bytes of a bucket's float32 sum after warm-up; 0 where pairs or rows are added up instead."""
         policy = self._setting.policy
         packed = bucket.route == "packed"
+        if packed and policy.index_sets != "shared":
+            return 0.0
         if bucket.route == "rows" and policy.rows is not None and policy.rows.way in ("gather", "owners"):
             return 0.0
         if (policy.values if packed else policy.dense_values) != "fp32":

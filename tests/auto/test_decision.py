@@ -156,6 +156,14 @@ def test_a_candidate_that_packs_by_name_is_left_as_it_is() -> None:
     assert options(setting, [policy])[0].policy == policy
 
 
+def test_what_ranks_compare_of_names_is_in_one_order() -> None:
+    """They were a set, which each process writes in an order of its own: ranks refused each other's policy."""
+    policy = replace(rp.IWP(0.01), routing=Named(frozenset(["p2", "p10", "p1"])))
+    assert "names=('p1', 'p10', 'p2')" in str(policy)
+    assert policy == replace(rp.IWP(0.01), routing=Named(["p10", "p2", "p1"]))
+    assert hash(policy)
+
+
 def test_nothing_packed_is_no_candidate_of_its_own() -> None:
     model = flat("m", [[(1000, 1000)]] * 3, 0.8, "made up")
     setting = Setting(model, 4, made_up_link(1e12, 4), CPU, 4_000_000)

@@ -1,6 +1,7 @@
 """Training with ``policy="auto"``: nothing is lost on a change, ranks make it together, and trouble ends nothing."""
 
 import copy
+import gc
 import logging
 import threading
 import weakref
@@ -727,6 +728,23 @@ def test_what_is_closed_has_no_residuals_any_more(monkeypatch: pytest.MonkeyPatc
         assert not any(lane() for lane in lanes)
 
     rp.simulate(2, rank)
+
+
+def test_a_wrapper_that_is_dropped_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its course kept it alive until Python looked for cycles: the model could not be wrapped again, on some ranks."""
+    follow(monkeypatch, [1])
+
+    def rank(comm: rp.comm.Communicator) -> bool:
+        _, optimizer = train(comm, rp.Auto((rp.Dense(), rp.IWP(0.05))), sgd, 10)
+        mode = weakref.ref(optimizer._mode)
+        del optimizer
+        return mode() is None
+
+    gc.disable()
+    try:
+        assert all(rp.simulate(2, rank))
+    finally:
+        gc.enable()
 
 
 def test_arguments_that_are_not_predicted_are_refused_on_all_ranks() -> None:
