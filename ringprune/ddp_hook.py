@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter, Signature
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from ringprune.comm.communicator import CPU, Communicator
 from ringprune.errors import ArgumentTypeError, CheckpointError, ConfigurationError, UsageError
 from ringprune.exchange import Exchange
 from ringprune.metrics import Metrics
-from ringprune.plan import Bucket, ParamSpec, Plan, Route, shake_hands
+from ringprune.plan import Bucket, ParamSpec, Plan, Route, make_bucket, shake_hands
 from ringprune.policies import Policy, as_policy, check_abilities
 from ringprune.reduction import Mean
 from ringprune.residual import Correction
@@ -348,10 +347,8 @@ class DDPHook:
                 own.setdefault((route, specs[i].dtype), []).append(i)
             first += len(arrived.params)
             groups.append([])
-            for (route, dtype), members in sorted(own.items(), key=lambda item: item[0][0] == "dense"):
-                offsets = tuple(accumulate((specs[i].numel for i in members), initial=0))
-                wire_dtype = torch.float64 if dtype == torch.float64 else torch.float32
-                groups[-1].append(Bucket(index, route, tuple(members), offsets, wire_dtype, specs[members[0]].device))
+            for (route, _), members in sorted(own.items(), key=lambda item: item[0][0] == "dense"):
+                groups[-1].append(make_bucket(index, route, members, specs))
                 index += 1
         return groups
 

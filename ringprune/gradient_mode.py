@@ -50,7 +50,7 @@ class GradientMode(Mode):
         super().__init__(parts, self._in_pieces(parts.params), velocity=takes_over, spare=self._overlap)
         self._gradients = Gradients(self.params, self._specs, self._verdict.note_fault)
         self._momentum = (
-            momentum.SharedMomentum(parts.inner, parts.params, self._specs, self._packed) if takes_over else None
+            momentum.TakenOverMomentum(parts.inner, parts.params, self._specs, self._packed) if takes_over else None
         )
 
     # -- during backward ----------------------------------------------------------------------------------------------

@@ -102,7 +102,15 @@ class Metrics:
         Several contents get the shares given: pairs of an index and a value are sent in one message.
         """
         sent, payload = self._so_far()
-        yield
+        try:
+            yield
+        finally:  # what was sent before a failure was sent
+            self._attribute(content, bucket, sent, payload)
+
+    def _attribute(
+        self, content: Content | Mapping[Content, float], bucket: int | None, sent: float, payload: float
+    ) -> None:
+        """What was counted since ``sent`` and ``payload`` is of these contents."""
         sent, payload = (now - before for now, before in zip(self._so_far(), (sent, payload), strict=True))
         shares: Mapping[Content, float] = {content: 1.0} if isinstance(content, str) else content
         for name, share in shares.items():

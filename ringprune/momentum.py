@@ -19,7 +19,7 @@ from ringprune.errors import ConfigurationError
 from ringprune.packing import laid_out_as
 from ringprune.plan import ParamSpec
 
-__all__ = ["SharedMomentum", "takes_over"]
+__all__ = ["TakenOverMomentum", "takes_over"]
 
 USED_UP = 1e-12
 """Share of a momentum buffer that is as good as nothing."""
@@ -46,7 +46,7 @@ def takes_over(optimizer: torch.optim.Optimizer, correction: str) -> bool:
     return True
 
 
-class SharedMomentum:
+class TakenOverMomentum:
     """Momentum and weight decay of a wrapped SGD, after the exchange.
 
     Args:
@@ -238,7 +238,7 @@ def _is_plain(param: Tensor, grad: Tensor, group: Mapping[str, Any]) -> bool:
 def _apply_together(
     params: list[Tensor], grads: list[Tensor], buffers: list[Tensor], *, group: Mapping[str, Any]
 ) -> None:
-    """What :meth:`SharedMomentum.apply` does one by one, to the bit; in a few launches where tensors are on a GPU."""
+    """What :meth:`TakenOverMomentum.apply` does one by one, to the bit; in a few launches on a GPU."""
     momentum, decay = float(group["momentum"]), float(group["weight_decay"])
     if decay:
         torch._foreach_add_(grads, params, alpha=decay)

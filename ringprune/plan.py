@@ -149,11 +149,6 @@ class Plan:
         """Entries of all parameters."""
         return sum(spec.numel for spec in self.params)
 
-    @property
-    def packed_numel(self) -> int:
-        """Entries of the parameters that travel packed."""
-        return sum(bucket.numel for bucket in self.buckets if bucket.route == "packed")
-
 
 def build_plan(
     params: Sequence[ParamSpec],

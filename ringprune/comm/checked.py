@@ -171,7 +171,7 @@ class CheckedCommunicator(ABC):
     def duplicate(self) -> "CheckedCommunicator":
         """Another communicator of the same ranks, whose messages do not meet those of this one; all ranks call this."""
         made = self._duplicate()
-        self._divided.append(made)
+        self._divided = [*(part for part in self._divided if not part._closed), made]
         return made
 
     def close(self) -> None:

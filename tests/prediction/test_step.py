@@ -164,7 +164,7 @@ def test_what_processors_need_counts_in_full() -> None:
     """The processor does one thing after the other."""
     slow = replace(FREE, provenance="select", select=dict.fromkeys(FREE.select, 1e-6))
     setting = Setting(MODEL, 1, LINK, FREE, BUCKET_BYTES)
-    packed = MODEL.plan(rp.IWP(0.01)).packed_numel
+    packed = sum(bucket.numel for bucket in MODEL.plan(rp.IWP(0.01)).buckets if bucket.route == "packed")
     extra = predict(replace(setting, speeds=slow), rp.IWP(0.01)).seconds - predict(setting, rp.IWP(0.01)).seconds
     assert extra == pytest.approx(1e-6 * packed)
 
