@@ -52,8 +52,8 @@ class Checkpoint:
         """
         if self.file is None:
             return 0
-        state = torch.load(self.file, weights_only=True) if self.file.exists() else None
-        found = ranks.gather((state and state["step"], self._objection(state)))
+        state, objection = self._read()
+        found = ranks.gather((state and state["step"], objection))
         steps = {step for step, _ in found}
         objections = [reason for _, reason in found if reason]
         if objections or len(steps) > 1:
@@ -67,9 +67,21 @@ class Checkpoint:
             torch.cuda.set_rng_state_all(on_gpus)
         return int(state["step"])
 
-    def _objection(self, state: dict[str, Any] | None) -> str | None:
+    def _read(self) -> tuple[dict[str, Any] | None, str | None]:
+        """What this rank's file holds, and why it cannot be continued from, if it cannot."""
+        assert self.file is not None
+        if not self.file.exists():
+            return None, None
+        try:
+            state = torch.load(self.file, weights_only=True)
+            return state, self._objection(state)
+        except Exception as error:  # damaged, no checkpoint, or not this script's: the other ranks wait to hear of it
+            reason = str(error).partition("\n")[0]
+            return None, f"{self.file} is no checkpoint of this script ({type(error).__name__}: {reason})"
+
+    def _objection(self, state: dict[str, Any]) -> str | None:
         """Why this rank cannot continue from ``state``, if it cannot."""
-        if state is None or state["run"] == self.run:
+        if state["run"] == self.run:
             return None
         before = {key: value for key, value in state["run"].items() if value != self.run.get(key)}
         now = {key: self.run.get(key) for key in before}

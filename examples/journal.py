@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 import time
 from typing import Any
@@ -52,6 +53,8 @@ class Journal:
         self._every = max(1, steps // 100)
         self._last: float | None = None
         self._bar: tqdm[None] | None = None
+        if args.log_file and (trouble := ranks.gather(self._trouble())[0]):
+            raise SystemExit(trouble)
 
     def step(self, loss: Tensor) -> None:
         """Take note of one training step and its loss on this rank."""
@@ -139,6 +142,19 @@ class Journal:
             speed = f"  {self.timed_steps / self.seconds:.1f} steps/s" if self.seconds else ""
             _say(f"{self.task}: step {self.done}/{self.steps}  loss {loss:.3f}{speed}")
 
+    def _trouble(self) -> str | None:
+        """Why rank 0 could not write ``--log-file``: told now, not when all has been trained."""
+        path = self.args.log_file
+        if ranks.rank() != 0:
+            return None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            return f"--log-file {path}: {error.strerror}"
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            return f"--log-file {path} is no file that can be written"
+        return None
+
     def _write(self, record: dict[str, Any]) -> None:
         if self._bar is not None:
             self._bar.close()
@@ -150,7 +166,6 @@ class Journal:
             f"wire ratio {stats['wire_ratio']:.1f} ({stats['steady_wire_ratio']:.1f} after warm-up)"
         )
         if self.args.log_file:
-            self.args.log_file.parent.mkdir(parents=True, exist_ok=True)
             self.args.log_file.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from distribute import POLICIES
 from ranks import started_by_torchrun
 
+from ringprune.readers import above_zero, at_least, share
+
 __all__ = ["options", "total_steps", "warmup_then_cosine"]
 
 EPILOG = """\
@@ -51,14 +53,14 @@ def options(
     exchange.add_argument("--policy", choices=POLICIES, default="iwp", help="see below (%(default)s)")
     exchange.add_argument(
         "--density",
-        type=float,
+        type=share,
         default=0.01,
         metavar="SHARE",
         help="iwp, auto: share of a tensor's entries sent per step (%(default)s)",
     )
     exchange.add_argument(
         "--density-warmup",
-        type=int,
+        type=at_least(0),
         metavar="STEPS",
         help="iwp: steps in which the density falls from 1 to --density (a tenth of all)",
     )
@@ -71,7 +73,7 @@ def options(
     )
     exchange.add_argument(
         "--local-steps",
-        type=int,
+        type=at_least(1),
         metavar="H",
         help="iwp: exchange what H steps have moved the weights by, instead of every gradient (off)",
     )
@@ -84,20 +86,27 @@ def options(
 
     training = parser.add_argument_group("training")
     length = training.add_mutually_exclusive_group()
-    length.add_argument("--epochs", type=int, help=f"passes over the training data ({epochs or 'see --steps'})")
-    length.add_argument("--steps", type=int, help=f"steps instead of epochs ({steps or 'see --epochs'})")
-    training.add_argument("--batch-size", type=int, metavar="N", help="examples per rank and step (%(default)s)")
-    training.add_argument("--lr", type=float, help="highest learning rate: warm-up, then a cosine (%(default)s)")
+    length.add_argument("--epochs", type=at_least(1), help=f"passes over the training data ({epochs or 'see --steps'})")
+    length.add_argument("--steps", type=at_least(1), help=f"steps instead of epochs ({steps or 'see --epochs'})")
+    training.add_argument(
+        "--batch-size", type=at_least(1), metavar="N", help="examples per rank and step (%(default)s)"
+    )
+    training.add_argument("--lr", type=above_zero, help="highest learning rate: warm-up, then a cosine (%(default)s)")
     training.add_argument(
         "--clip",
-        type=float,
+        type=above_zero,
         metavar="NORM",
         help="bound on the norm of the gradient; auto: of each tensor's (%(default)s)",
     )
     training.add_argument(
-        "--seed", type=int, default=1, help="weights, order of the data, choice of roots (%(default)s)"
+        "--seed",
+        type=at_least(0, 2**32, " and below 2^32"),
+        default=1,
+        help="weights, order of the data, choice of roots (%(default)s)",
     )
-    training.add_argument("--validate-every", type=int, metavar="STEPS", help="how often; 0: at the end (an epoch)")
+    training.add_argument(
+        "--validate-every", type=at_least(0), metavar="STEPS", help="how often; 0: at the end (an epoch)"
+    )
 
     results = parser.add_argument_group("results")
     results.add_argument(
@@ -108,7 +117,7 @@ def options(
     )
     results.add_argument(
         "--stop-at",
-        type=int,
+        type=at_least(1),
         metavar="STEP",
         help="save and stop there, as if the time of the job were up; needs --checkpoint",
     )
@@ -119,11 +128,13 @@ def options(
 
 
 def _roots(text: str) -> int | str:
-    return text if text == "all" else int(text)
+    return text if text == "all" else at_least(1, such_as=', or "all"')(text)
 
 
 def total_steps(args: argparse.Namespace, steps_per_epoch: int) -> int:
     """How long to train; fills in the options that depend on it."""
+    if args.stop_at and not args.checkpoint:
+        raise SystemExit("--stop-at saves and stops: it needs --checkpoint FILE")
     epochs, steps = (args.epochs, args.steps) if args.epochs or args.steps else args.usual_length
     steps = steps or epochs * steps_per_epoch
     if args.density_warmup is None:

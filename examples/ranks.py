@@ -58,7 +58,8 @@ def broadcast_parameters(state: Mapping[str, Tensor]) -> None:
 def gather(thing: Any) -> list[Any]:
     """What every rank has given, in rank order."""
     if not dist.is_initialized():
-        return list(_horovod().allgather_object(thing))
+        # By itself Horovod names it after the type, and ranks that give other types wait for each other for ever.
+        return list(_horovod().allgather_object(thing, name="gather"))
     things = [None] * size()
     dist.all_gather_object(things, thing)
     return things

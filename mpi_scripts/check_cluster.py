@@ -4,11 +4,8 @@ mpirun -np 4 --host a,b,c,d python mpi_scripts/check_cluster.py --json check.jso
 """
 
 import argparse
-import contextlib
-import os
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,7 +15,7 @@ if str(ROOT) not in sys.path:
 from mpi4py import MPI
 
 from mpi_scripts.cluster_check import findings, links, ranks, report, selection
-from ringprune.readers import picture
+from ringprune.readers import picture, target
 from ringprune.whole_file import write_json
 
 EPILOG = """\
@@ -31,10 +28,11 @@ else runs. Exit status: 0; with --strict 1 where it warns.
 def main() -> int:
     """Check on all ranks; rank 0 reports."""
     world = MPI.COMM_WORLD
-    options = _options(world.rank)
+    options = _options(world)
     found = _check(world, options)
     if world.rank == 0:
-        print(report.show(found))
+        if options.json != "-":
+            print(report.show(found))
         write_json(found.record, options.json)
         if options.plot:
             from mpi_scripts.cluster_check.picture import draw
@@ -78,11 +76,27 @@ def _selection(world: MPI.Intracomm, everyone: list[ranks.Rank], options: argpar
     return {host: seconds for part in world.allgather(mine) for host, seconds in part.items()}
 
 
-def _options(rank: int) -> argparse.Namespace:
+def _options(world: MPI.Intracomm) -> argparse.Namespace:
+    """What rank 0 was asked for: it speaks and writes, maybe on a machine with other folders than the others have."""
+    options, status = None, 0
+    if world.rank == 0:
+        try:
+            options = _parsed()
+        except SystemExit as ended:
+            status = int(ended.code or 0)
+    options, status = world.bcast((options, status), root=0)
+    if options is None:
+        sys.exit(status)
+    return options
+
+
+def _parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to FILE for programs")
+    parser.add_argument(
+        "--json", type=target, metavar="FILE", help="write everything to FILE for programs; - is standard output"
+    )
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw it; .png, .pdf or .svg")
     parser.add_argument("--seconds", type=float, default=0.3, help="for each measurement of a link (0.3)")
     parser.add_argument(
@@ -91,31 +105,13 @@ def _options(rank: int) -> argparse.Namespace:
     parser.add_argument("--entries", type=int, default=5_000_000, help="of the tensor selected from (5,000,000)")
     parser.add_argument("--density", type=float, default=0.01, help="share selected (0.01)")
     parser.add_argument("--strict", action="store_true", help="exit with 1 where something is wrong")
-    with _only_on(rank == 0):
-        options = parser.parse_args()
-        for name in ("seconds", "entries", "density", "most_pairs"):
-            if getattr(options, name) <= 0:
-                parser.error(f"--{name.replace('_', '-')} has to be above 0")
-        if options.density > 1:
-            parser.error("--density has to be at most 1")
-        for file in filter(None, (options.json, options.plot)):
-            if not file.parent.is_dir():
-                parser.error(f"there is no folder {file.parent}")
+    options = parser.parse_args()
+    for name in ("seconds", "entries", "density", "most_pairs"):
+        if getattr(options, name) <= 0:
+            parser.error(f"--{name.replace('_', '-')} has to be above 0")
+    if options.density > 1:
+        parser.error("--density has to be at most 1")
     return options
-
-
-@contextlib.contextmanager
-def _only_on(speaks: bool) -> Iterator[None]:
-    """Let one rank speak where all would say the same."""
-    if speaks:
-        yield
-        return
-    with (
-        Path(os.devnull).open("w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
-        yield
 
 
 if __name__ == "__main__":

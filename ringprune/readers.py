@@ -12,6 +12,9 @@ __all__ = ["above_zero", "at_least", "file", "folder", "picture", "rate", "share
 UNLIMITED = "unlimited"
 PICTURES = (".png", ".pdf", ".svg")
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "HOROVOD_RANK", "RANK")
+LONGEST_NAME = 251
+"""Bytes; file systems take 255, and a file is written beside with .new behind its name."""
+
 FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
@@ -84,9 +87,16 @@ def folder(text: str) -> Path:
     return path
 
 
+def _other_rank() -> bool:
+    """Whether rank 0 writes, maybe on another machine."""
+    return any(os.environ.get(name, "0") != "0" for name in RANKS)
+
+
 def _can_be_written(path: Path) -> bool:
-    if any(os.environ.get(name, "0") != "0" for name in RANKS):
-        return True  # rank 0 writes, maybe on another machine
+    if _other_rank():
+        return True
+    if len(os.fsencode(path.name)) > LONGEST_NAME:
+        return False
     if path.exists() and not path.is_file():  # a pipe or a device is written to, and what else there is, replaced
         return not path.is_dir() and os.access(path, os.W_OK)
     there = path.resolve()
@@ -94,10 +104,16 @@ def _can_be_written(path: Path) -> bool:
 
 
 def picture(text: str) -> Path:
-    """A file that can be written, for a picture: refused here, not when all that it shows has been measured."""
+    """A file that can be written, for a picture, and what draws it: not missed when all it shows has been measured."""
     if Path(text).suffix.lower() not in PICTURES:
         raise argparse.ArgumentTypeError(f"{text!r}: a file whose name ends in {', '.join(PICTURES)}")
-    return file(text)
+    path = file(text)
+    if not _other_rank():
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError as error:
+            raise argparse.ArgumentTypeError("plots need matplotlib: pip install matplotlib") from error
+    return path
 
 
 def _number(text: str) -> float:

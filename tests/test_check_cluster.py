@@ -1,11 +1,15 @@
 """What check_cluster warns of, on made-up ranks and links."""
 
+import argparse
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
 
+from mpi_scripts import check_cluster
 from mpi_scripts.cluster_check.findings import find, rate
 from mpi_scripts.cluster_check.links import Links, Pair
 from mpi_scripts.cluster_check.ranks import Rank
@@ -70,3 +74,23 @@ def test_ranks(ranks: list[Rank], says: str) -> None:
 
 def test_rates_for_people() -> None:
     assert [rate(bits) for bits in (9.4e7, 2.5e9)] == ["94.0 Mbit/s", "2.50 Gbit/s"]
+
+
+class World:
+    """Where rank 0 has been asked to write to a folder that this rank's machine does not have."""
+
+    rank = 1
+
+    def bcast(self, own: object, root: int) -> tuple[argparse.Namespace, int]:
+        return argparse.Namespace(json="rank 0 has it"), 0
+
+
+def test_only_rank_0_needs_the_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Other ranks ended with status 2, and the job with them, without a word."""
+    monkeypatch.setattr(sys, "argv", ["check_cluster.py", "--json", str(tmp_path / "missing" / "check.json")])
+    assert check_cluster._options(World()).json == "rank 0 has it"
+
+
+def test_json_on_standard_output_is_no_file_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["check_cluster.py", "--json", "-"])
+    assert check_cluster._parsed().json == "-"

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringprune.readers import picture, rate, target, written_rate
+from ringprune.whole_file import write_json
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "mpi_scripts"))
 
@@ -43,6 +44,25 @@ def test_no_file_for_a_picture(text: str, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     with pytest.raises(argparse.ArgumentTypeError, match="a file "):
         picture(text)
+
+
+def test_what_draws_is_missed_before_anything_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was missed when all had been; then rows were lost, too."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(argparse.ArgumentTypeError, match="pip install matplotlib"):
+        picture(str(tmp_path / "plot.png"))
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    picture(str(tmp_path / "plot.png"))  # rank 0 draws
+
+
+@pytest.mark.parametrize("length", [251, 252, 300])
+def test_a_name_too_long_is_told_and_no_traceback(length: int, tmp_path: Path) -> None:
+    name = str(tmp_path / ("x" * length))
+    if length == 251:
+        write_json([], target(name))
+        return
+    with pytest.raises(argparse.ArgumentTypeError, match="a file in a folder"):
+        target(name)
 
 
 def test_only_the_rank_that_writes_needs_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -5,9 +5,15 @@
 set -eu
 hosts=$1
 shift
-# horovodrun reads no comments in a host file: its hosts are given by name.
-named=$(sed -n 's/^\([^# ][^ ]*\)  *slots=\([0-9]*\).*/\1:\2/p' "$hosts" | paste -sd, -)
-ranks=$(awk -F 'slots=' '/^[^#]/ { ranks += $2 } END { print ranks + 0 }' "$hosts")
+# horovodrun reads no comments in a host file: its hosts are given by name. None is left out in silence.
+named=$(awk -v file="$hosts" '
+    { sub(/#.*/, "") }
+    !NF { next }
+    !match($0, /[ \t]slots=[0-9]+/) { print file ": write node1 slots=4, not " $0 > "/dev/stderr"; exit 1 }
+    { printf "%s%s:%s", comma, $1, substr($0, RSTART + 7, RLENGTH - 7); comma = "," }
+' "$hosts")
+if [ -z "$named" ]; then echo "$hosts: no host" >&2; exit 1; fi
+ranks=$(echo "$named" | tr , '\n' | awk -F : '{ ranks += $2 } END { print ranks }')
 
 # ssh brings no environment along: tells where Open MPI lies on the other hosts.
 if [ "${STACK:=mpi}" = mpi ] && [ -n "${OPAL_PREFIX:-}" ]; then set -- --mpi-args="--prefix $OPAL_PREFIX" "$@"; fi

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ringprune.bench.table import plain, write_rows
+from ringprune.drawing import load_pyplot
 from ringprune.errors import ConfigurationError, RingPruneError
 from ringprune.readers import at_least, folder, target
 from ringprune.simulation import table
@@ -79,6 +80,8 @@ def add_command(simulations: "argparse._SubParsersAction[argparse.ArgumentParser
 def _run(options: argparse.Namespace) -> int:
     try:
         _check_whole(options)
+        if options.plots is not None:
+            load_pyplot()  # or no run is made
         battery = Battery(
             [TASKS[name] for name in options.task or TASKS],
             methods(options.policy),

@@ -4,7 +4,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import ranks
+import torch
+from checkpoint import Checkpoint
 from jobs import Job, JobError, environment, horovodrun
+from journal import Journal
 from options import options, total_steps, warmup_then_cosine
 
 
@@ -58,6 +62,58 @@ def test_length_of_a_run() -> None:
     assert total_steps(args, steps_per_epoch=20) == 600
     assert (args.density_warmup, args.validate_every) == (60, 20)
     assert total_steps(parser.parse_args(["--steps", "7"]), steps_per_epoch=20) == 7
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--steps 0", "--steps: '0': a whole number of at least 1"),
+        ("--batch-size 0", "--batch-size: '0': a whole number of at least 1"),
+        ("--density 2", "--density: '2': a number above 0 and at most 1"),
+        ("--roots x", "--roots: 'x': a whole number of at least 1, or \"all\""),
+        ("--clip 0", "--clip: '0': a number above 0"),
+    ],
+)
+def test_wrong_values_are_told_with_what_is_right(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """--steps 0 trained all epochs, --clip 0 nothing, the others ended in tracebacks."""
+    with pytest.raises(SystemExit):
+        options("train_digits.py", "About.", epochs=30).parse_args(words.split())
+    assert says in capsys.readouterr().err
+
+
+def test_to_stop_without_a_checkpoint_is_refused() -> None:
+    """It stopped, and saved nothing."""
+    args = options("train_digits.py", "About.", epochs=30).parse_args(["--stop-at", "5"])
+    with pytest.raises(SystemExit, match="needs --checkpoint"):
+        total_steps(args, steps_per_epoch=20)
+
+
+@pytest.fixture
+def first_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is rank 0; rank 1 has found nothing wrong."""
+    monkeypatch.setattr(ranks, "rank", lambda: 0)
+    monkeypatch.setattr(ranks, "size", lambda: 2)
+    monkeypatch.setattr(ranks, "gather", lambda own: [own, (4, None) if isinstance(own, tuple) else None])
+
+
+@pytest.mark.usefixtures("first_of_two")
+@pytest.mark.parametrize("name", ["", "file/log.json"])
+def test_a_log_that_cannot_be_written_is_told_before_training(name: str, tmp_path: Path) -> None:
+    """It was told when all had been trained, by a traceback, and the curves were lost."""
+    (tmp_path / "file").touch()
+    args = options("train_digits.py", "About.", epochs=30).parse_args(["--log-file", str(tmp_path / name)])
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(SystemExit, match="--log-file"):
+        Journal("digits", "accuracy", args, torch.optim.SGD(model.parameters()), model, steps=5)
+
+
+@pytest.mark.usefixtures("first_of_two")
+def test_a_damaged_file_of_one_rank_is_told_to_all(tmp_path: Path) -> None:
+    """That rank ended with torch's error, the others with Horovod's of a job that was shut down."""
+    (tmp_path / "run.pt.rank0").write_bytes(b"PK\3\4 cut off")
+    args = options("train_digits.py", "About.", epochs=30).parse_args(["--checkpoint", str(tmp_path / "run.pt")])
+    with pytest.raises(ValueError, match=r"run\.pt\.rank0 is no checkpoint of this script"):
+        Checkpoint(args, 5).load()
 
 
 def test_learning_rate_rises_and_falls() -> None:

@@ -101,6 +101,12 @@ def test_torchrun_gives_the_same_model_as_mpirun(tmp_path: Path) -> None:
             assert_equal(one[part], two[part])
 
 
+def test_a_folder_is_no_log(tmp_path: Path) -> None:
+    said = two_ranks("train_digits.py", "--steps", "2", "--log-file", tmp_path, check=False)
+    assert f"--log-file {tmp_path} is no file that can be written" in said
+    assert "step 1/2" not in said
+
+
 def test_torchrun_has_no_horovod() -> None:
     script = str(SCRIPTS / "train_digits.py")
     job = run_job(script, "--policy", "horovod-fp32", launcher="torchrun", timeout=TIME_LIMIT, check=False)

@@ -127,6 +127,17 @@ def test_what_cannot_be_written_is_refused_before_any_run(
         assert "can be written to" in capsys.readouterr().err
 
 
+def test_no_run_is_made_where_plots_cannot_be(
+    tiny: Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    store = tmp_path / "runs.jsonl"
+    words = ["--task", tiny.name, "--policy", "dense", "--quick", "--jobs", "0", "--store", str(store)]
+    assert __main__.main(["simulate", "accuracy", *words, "--plots", str(tmp_path)]) == 2
+    assert "pip install matplotlib" in capsys.readouterr().err
+    assert not store.exists()
+
+
 def test_single_runs_are_shown_however_short(tiny: Task, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No command showed them: the log took what is short for one of its own probes."""
     words = ["--task", "tiny", "--ranks", "4", "--jobs", "0", "--store", str(tmp_path / "runs")]

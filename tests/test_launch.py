@@ -1,0 +1,42 @@
+"""Host files as mpi_scripts/launch/horovodrun.sh reads them; horovodrun is stood in for, and says what it was given."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[1] / "mpi_scripts" / "launch" / "horovodrun.sh"
+
+
+def launched(hosts: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+    (tmp_path / "hosts").write_text(hosts)
+    stand_in = tmp_path / "horovodrun"
+    stand_in.write_text('#!/bin/sh\necho "$@"\n')
+    stand_in.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    command = ["sh", str(SCRIPT), str(tmp_path / "hosts"), "python", "train.py"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        "# ours\nnode1 slots=4\n\nnode2 slots=2\n",
+        "node1\tslots=4\n  node2   slots=2 max_slots=8 # slots=9",
+    ],
+)
+def test_every_host_is_given_by_name(hosts: str, tmp_path: Path) -> None:
+    """One behind a tab was left out, with its ranks counted all the same."""
+    expected = "--mpi -np 6 -H node1:4,node2:2 --network-interfaces eth0 python train.py\n"
+    assert launched(hosts, tmp_path).stdout == expected
+
+
+@pytest.mark.parametrize(
+    ("hosts", "says"), [("node1\nnode2 slots=2\n", "node1 slots=4, not node1"), ("# none\n", "no host")]
+)
+def test_a_host_without_slots_is_refused(hosts: str, says: str, tmp_path: Path) -> None:
+    """It was left out, and the job ran on the others."""
+    done = launched(hosts, tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert says in done.stderr
