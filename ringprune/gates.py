@@ -35,7 +35,8 @@ class Gates:
     """
 
     def __init__(self, model: nn.Module, params: Sequence[Tensor], arrive: Callable[[Sequence[int]], None]) -> None:
-        self._model, self._arrive = model, arrive
+        # torch.compile, which goes into hooks, would run parts of it in another order, or at another time.
+        self._model, self._arrive = model, torch.compiler.disable(arrive)
         self._everything = list(range(len(params)))
         self._position = {id(param): i for i, param in enumerate(params)}
         self.order = self._everything
