@@ -44,6 +44,10 @@ _MADE = (
     "With a schedule that comes to light when layers have made the step: go back to a checkpoint, or use a policy "
     'without a schedule and nonfinite="skip"'
 )
+_AT_ONCE = (
+    "step() makes the whole step itself, since the hooks did not run before that use: it was outside the model's "
+    "forward pass, or in a graph that was compiled before the optimizer was wrapped"
+)
 _AVERAGED = "No weight has changed since; what was kept back of earlier gradients is no longer as before the exchange"
 
 _log = logging.getLogger("ringprune")
@@ -81,6 +85,7 @@ class PriorityMode(GradientMode):
         self._outputs: dict[int, Tensor] = {}  # where averages are written, until the step was made on them
         self._left: Counter[int] = Counter()  # buckets that each parameter of the step under way still misses
         self._unfinished: set[int] = set()  # buckets of it
+        self._at_once = False  # waiting in the forward pass is of no use: step() waits
         self._late: list[int] = []  # parameters whose step was made when the next backward pass was under way
         self._judged = self._compared = True
         self._failed: RingPruneError | None = None  # found while a backward pass was under way
@@ -198,12 +203,13 @@ class PriorityMode(GradientMode):
         """Parameters that have a gradient, and had not made their step when backward began, were read before it."""
         early = [i for i in self._late if self.params[i].grad is not None]
         if early:
-            self._gates.early(early)
+            self._at_once |= self._gates.early(early)
             _log.warning(
                 "the forward pass of exchange %d used %s before its last step was made, in another place than the pass "
-                "that was watched; from now on it is waited for before the model runs (docs/sharp-bits.md, A schedule)",
+                "that was watched; from now on %s (docs/sharp-bits.md, A schedule)",
                 self.exchange.step,
                 ", ".join(repr(self._specs[i].name) for i in early[:SHOWN]),
+                _AT_ONCE if self._at_once else "it is waited for before the model runs",
             )
 
     def _write_averages(self) -> None:
@@ -218,6 +224,8 @@ class PriorityMode(GradientMode):
             self._steps.remember()
             # A scheduler of the wrapped optimizer asks whether that has made a step.
             self._inner._opt_called = True  # type: ignore[attr-defined]  # private to torch
+            if self._at_once:
+                self.arrive(range(len(self.params)))
         else:  # after synchronize(): the averages are in place
             self._compared = True
             super().step()

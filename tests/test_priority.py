@@ -483,6 +483,28 @@ def test_a_forward_pass_that_goes_another_way_is_noticed_and_waited_for(caplog: 
     assert "'last.weight'" in said
 
 
+def test_where_no_hook_comes_before_a_use_the_step_is_made_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As in a graph compiled before: every pass used old weights, and was told that it would not do so again."""
+
+    def rank(comm: rp.comm.Communicator) -> list[float]:
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = wrap(model, comm, make=lambda params: torch.optim.SGD(params, lr=1.0))
+        steps = []
+        for number in range(6):
+            steps.append(-model.weight.item())
+            (model if not number else model.forward)(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.close()
+        return steps
+
+    assert rp.simulate(2, rank) == [[0.0, 0.0, 1.0, 3.0, 4.0, 5.0]] * 2
+    said = [record.message for record in caplog.records if "before its last step" in record.message]
+    assert len(said) == 4
+    assert all("step() makes the whole step itself" in message for message in said[-2:])
+
+
 def test_hooks_that_are_there_already_see_parameters_after_the_step() -> None:
     """weight_norm computes the weight in a hook of its own: the gates have to come before."""
 
