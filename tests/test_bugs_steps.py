@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import ringprune as rp
-from tests.training import batches, loss_of, make_model, run, sgd, weights, wrap
+from tests.training import batches, loss_of, make_model, run, same_bytes, sgd, weights, wrap
 
 Settings = dict[str, float]
 
@@ -381,3 +381,27 @@ def test_a_schedule_goes_on_in_another_memory_format() -> None:
     expected = rp.simulate(2, lambda comm: rank(comm, rp.Dense()))[0]
     for found in rp.simulate(2, lambda comm: rank(comm, rp.P3(slice_bytes=4096))):
         assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("policy", [rp.IWP(0.05, roots="all"), rp.Dense(local_steps=2)], ids=["gradients", "updates"])
+def test_a_loop_that_is_compiled_as_a_whole_trains_the_same(policy: rp.Policy) -> None:
+    """torch.compile went into hooks and step(), and failed on what is coded there."""
+
+    def trained(*, compiled: bool) -> Tensor:
+        def rank(comm: rp.comm.Communicator) -> Tensor:
+            model = make_model()
+            optimizer = wrap(model, comm, policy)
+
+            def step(batch: tuple[Tensor, Tensor]) -> None:
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                optimizer.step()
+
+            one = torch.compile(step, backend="eager") if compiled else step
+            for batch in batches(comm.rank, 4):
+                one(batch)
+            return weights(model)
+
+        return rp.simulate(1, rank, timeout=60)[0]
+
+    assert same_bytes(trained(compiled=True), trained(compiled=False))
