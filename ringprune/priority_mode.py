@@ -92,13 +92,7 @@ class PriorityMode(GradientMode):
         weakref.finalize(self, _let_go, self._driver, self._gates).atexit = False
 
     def _in_pieces(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [self._part(tensors[piece.param], piece) for piece in self._pieces]
-
-    def _part(self, tensor: Tensor, piece: Piece) -> Tensor:
-        """A piece's part of its parameter's tensor; the tensor itself where it is all of it."""
-        if piece.end - piece.start == tensor.numel():
-            return tensor
-        return tensor.detach().view(-1)[piece.start : piece.end]
+        return _InPieces(self._pieces, tensors)
 
     # -- during backward ----------------------------------------------------------------------------------------------
 
@@ -139,7 +133,7 @@ class PriorityMode(GradientMode):
         alone = self._take(owners)
         whole = dict(zip(owners, self._gradients.of(owners), strict=True))
         pieces = [self._pieces[i] for i in bucket.members]
-        grads = [self._part(whole[piece.param], piece) for piece in pieces]
+        grads = [_part(whole[piece.param], piece) for piece in pieces]
         with self._driver as dispatch:
             correction = self._correction(bucket, self._factors(grads), alone)
             self._note_found(bucket.members, self.exchange.start_alone(index, grads, correction))
@@ -265,7 +259,7 @@ class PriorityMode(GradientMode):
             with self._driver:
                 bucket = self.plan.buckets[index]
                 pieces = [self._pieces[i] for i in bucket.members]
-                self.exchange.finish_one(index, [self._part(self._outputs[p.param], p) for p in pieces])
+                self.exchange.finish_one(index, [_part(self._outputs[p.param], p) for p in pieces])
                 self._driver.follow()  # the thread may get the memory of what has just been read
             self._unfinished.discard(index)
             for i in self._params_of[index]:
@@ -346,6 +340,29 @@ class PriorityMode(GradientMode):
         finally:
             _let_go(self._driver, self._gates)
             super().close(flushed=flushed)
+
+
+def _part(tensor: Tensor, piece: Piece) -> Tensor:
+    """A piece's part of its parameter's tensor; the tensor itself where it is all of it."""
+    if piece.end - piece.start == tensor.numel():
+        return tensor
+    return tensor.detach().view(-1)[piece.start : piece.end]
+
+
+class _InPieces(Sequence[Tensor]):
+    """Parts of parameters' tensors, cut when they are asked for: what is behind ``param.data`` may be replaced."""
+
+    def __init__(self, pieces: Sequence[Piece], tensors: Sequence[Tensor]) -> None:
+        self._pieces, self._tensors = pieces, tensors
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __getitem__(self, index: Any) -> Any:
+        piece = self._pieces[index]
+        tensor = self._tensors[piece.param]
+        # Laid out otherwise since (channels last), a parameter is copied to be read. What is written to is not.
+        return _part(tensor if piece.end - piece.start == tensor.numel() else tensor.contiguous(), piece)
 
 
 def _wire_bytes(bucket: Bucket, policy: Policy) -> int:

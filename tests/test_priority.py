@@ -778,3 +778,26 @@ def test_closing_makes_the_step_and_a_wrapper_that_is_dropped_leaves_nothing_beh
         optimizer.close()
 
     rp.simulate(2, rank, timeout=60)
+
+
+def test_slices_follow_what_is_behind_a_parameter() -> None:
+    """Slices of old memory were compared at the start, and those of another layout could not be cut."""
+
+    def loop(policy: rp.Policy) -> list[Tensor]:
+        def rank(comm: rp.comm.Communicator) -> Tensor:
+            model = nn.Conv2d(4, 64, 3, bias=False)
+            with torch.no_grad():
+                model.weight.fill_(comm.rank)
+            optimizer = wrap(model, comm, policy)
+            model.weight.data = torch.full((64, 4, 3, 3), 0.5)
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's annotations lack it
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.full((2, 4, 5, 5), comm.rank + 1.0)).square().mean().backward()
+                optimizer.synchronize()
+                optimizer.step()
+            return weights(model)
+
+        return rp.simulate(2, rank, timeout=60)
+
+    assert same_bytes(loop(SLICED)[0], loop(rp.Dense())[0])
