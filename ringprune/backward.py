@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -72,8 +73,9 @@ class Backward:
         this = weakref.ref(self)
         for index, param in enumerate(self._watched):
             _owners[param] = this
-            # torch leaves this method without annotations.
-            self._hooks.append(cast(Any, param).register_post_accumulate_grad_hook(_hook(this, index)))
+            # Not for torch.compile, where it was given a whole loop. torch leaves the method without annotations.
+            hook = torch.compiler.disable(_hook(this, index))
+            self._hooks.append(cast(Any, param).register_post_accumulate_grad_hook(hook))
 
     def reset(self) -> None:
         """A new step begins: no parameter has had a pass."""

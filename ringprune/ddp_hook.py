@@ -139,12 +139,12 @@ class DDPHook:
         self._exchange: Exchange | None = None
         self._saved: dict[str, Any] | None = None
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # private; torch.compile, of a whole loop, fails on what is here
     def __call__(self, state: object, bucket: Any) -> "torch.futures.Future[Tensor]":
         """Exchange one of DDP's buckets; called by DDP during backward, in the same order on all ranks.
 
         Raises:
-            NonFiniteGradientError, RankMismatchError, UsageError, ConfigurationError: out of ``backward()``, on all
-                ranks together.
+            NonFiniteGradientError, RankMismatchError, UsageError, ConfigurationError: on all ranks, out of backward().
         """
         params = list(bucket.parameters())
         if bucket.index() == 0:
@@ -286,7 +286,7 @@ class DDPHook:
         for param in (param for arrived in self._arrived for param in arrived.params):
             if id(param) not in self._watched:
                 self._watched.add(id(param))
-                param.register_post_accumulate_grad_hook(lambda param: touched.add(id(param)))
+                param.register_post_accumulate_grad_hook(torch.compiler.disable(lambda param: touched.add(id(param))))
 
     def _refuse(self) -> None:
         """A gradient is not finite: nothing of the pass is kept; all scalers skip the step, or all raise."""

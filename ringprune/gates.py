@@ -8,7 +8,7 @@ nothing) is waited for in the module that holds it, or the nearest around that w
 wherever a module is called outside the model's own forward pass, everything is waited for.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,8 @@ class Gates:
     """
 
     def __init__(self, model: nn.Module, params: Sequence[Tensor], arrive: Callable[[Sequence[int]], None]) -> None:
-        self._model, self._arrive = model, arrive
+        # torch.compile, which goes into hooks, would run parts of it in another order, or at another time.
+        self._model, self._arrive = model, torch.compiler.disable(arrive)
         self._everything = list(range(len(params)))
         self._position = {id(param): i for i, param in enumerate(params)}
         self.order = self._everything
@@ -87,9 +88,15 @@ class Gates:
         if not self._known and self._watch is None and training:
             self._watch = _FirstUse(self._model, self._position)
 
-    def early(self, positions: Iterable[int]) -> None:
-        """From now on these are waited for before the model runs: a forward pass has used them before their gates."""
+    def early(self, positions: Collection[int]) -> bool:
+        """From now on these are waited for before the model runs: a forward pass has used them before their gates.
+
+        Returns:
+            Whether some were so already: no hook of the model comes before their use.
+        """
+        again = not self._early.isdisjoint(positions)
         self._early.update(positions)
+        return again
 
     def __reduce__(self) -> Any:
         """A copy of the model, or one that is saved, has hooks that do nothing."""

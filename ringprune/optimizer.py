@@ -166,6 +166,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise UsageError("this DistributedOptimizer was closed")
         return self._mode
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # private; torch.compile, of a whole loop, fails on what is here
     def synchronize(self) -> None:
         """Finish the exchange: afterwards every ``param.grad`` holds the average, the same on all ranks.
 
@@ -205,11 +206,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         finally:
             self._should_synchronize = True
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchange gradients, unless :meth:`synchronize` has, and let the wrapped optimizer step.
 
-        With ``local_steps=H`` the wrapped optimizer steps on this rank's gradients, and every H-th call exchanges what
-        the weights have moved by.
+        With ``local_steps=H`` it steps on this rank's gradients; every H-th call exchanges what weights have moved by.
 
         Args:
             closure: recomputes the loss, which is returned, and its gradients; called once, before the exchange.
@@ -273,8 +274,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             UsageError: inside another one, as :meth:`step` is there.
         """
-        mode = self._active()
-        return nullcontext() if mode is None else mode.shared_weights()
+        return nullcontext() if (mode := self._active()) is None else mode.shared_weights()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients; with ``local_steps`` a backward pass can so be thrown away.

@@ -31,7 +31,7 @@ from ringprune.mode import Parts
 from ringprune.plan import Bucket
 from ringprune.policies import Policy
 from ringprune.schedule import LayerPriority
-from ringprune.slicing import Piece
+from ringprune.slicing import InPieces, part_of
 from ringprune.verdict import Verdict
 from ringprune.wire import value_code
 
@@ -43,6 +43,10 @@ SHOWN = 3
 _MADE = (
     "With a schedule that comes to light when layers have made the step: go back to a checkpoint, or use a policy "
     'without a schedule and nonfinite="skip"'
+)
+_AT_ONCE = (
+    "step() makes the whole step itself, since the hooks did not run before that use: it was outside the model's "
+    "forward pass, or in a graph that was compiled before the optimizer was wrapped"
 )
 _AVERAGED = "No weight has changed since; what was kept back of earlier gradients is no longer as before the exchange"
 
@@ -81,19 +85,14 @@ class PriorityMode(GradientMode):
         self._outputs: dict[int, Tensor] = {}  # where averages are written, until the step was made on them
         self._left: Counter[int] = Counter()  # buckets that each parameter of the step under way still misses
         self._unfinished: set[int] = set()  # buckets of it
+        self._at_once = False  # waiting in the forward pass is of no use: step() waits
         self._late: list[int] = []  # parameters whose step was made when the next backward pass was under way
         self._judged = self._compared = True
         self._failed: RingPruneError | None = None  # found while a backward pass was under way
         weakref.finalize(self, _let_go, self._driver, self._gates).atexit = False
 
     def _in_pieces(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [self._part(tensors[piece.param], piece) for piece in self._pieces]
-
-    def _part(self, tensor: Tensor, piece: Piece) -> Tensor:
-        """A piece's part of its parameter's tensor; the tensor itself where it is all of it."""
-        if piece.end - piece.start == tensor.numel():
-            return tensor
-        return tensor.detach().view(-1)[piece.start : piece.end]
+        return InPieces(self._pieces, tensors)
 
     # -- during backward ----------------------------------------------------------------------------------------------
 
@@ -134,7 +133,7 @@ class PriorityMode(GradientMode):
         alone = self._take(owners)
         whole = dict(zip(owners, self._gradients.of(owners), strict=True))
         pieces = [self._pieces[i] for i in bucket.members]
-        grads = [self._part(whole[piece.param], piece) for piece in pieces]
+        grads = [part_of(whole[piece.param], piece) for piece in pieces]
         with self._driver as dispatch:
             correction = self._correction(bucket, self._factors(grads), alone)
             self._note_found(bucket.members, self.exchange.start_alone(index, grads, correction))
@@ -198,12 +197,13 @@ class PriorityMode(GradientMode):
         """Parameters that have a gradient, and had not made their step when backward began, were read before it."""
         early = [i for i in self._late if self.params[i].grad is not None]
         if early:
-            self._gates.early(early)
+            self._at_once |= self._gates.early(early)
             _log.warning(
                 "the forward pass of exchange %d used %s before its last step was made, in another place than the pass "
-                "that was watched; from now on it is waited for before the model runs (docs/sharp-bits.md, A schedule)",
+                "that was watched; from now on %s (docs/sharp-bits.md, A schedule)",
                 self.exchange.step,
                 ", ".join(repr(self._specs[i].name) for i in early[:SHOWN]),
+                _AT_ONCE if self._at_once else "it is waited for before the model runs",
             )
 
     def _write_averages(self) -> None:
@@ -218,6 +218,8 @@ class PriorityMode(GradientMode):
             self._steps.remember()
             # A scheduler of the wrapped optimizer asks whether that has made a step.
             self._inner._opt_called = True  # type: ignore[attr-defined]  # private to torch
+            if self._at_once:
+                self.arrive(range(len(self.params)))
         else:  # after synchronize(): the averages are in place
             self._compared = True
             super().step()
@@ -265,7 +267,7 @@ class PriorityMode(GradientMode):
             with self._driver:
                 bucket = self.plan.buckets[index]
                 pieces = [self._pieces[i] for i in bucket.members]
-                self.exchange.finish_one(index, [self._part(self._outputs[p.param], p) for p in pieces])
+                self.exchange.finish_one(index, [part_of(self._outputs[p.param], p) for p in pieces])
                 self._driver.follow()  # the thread may get the memory of what has just been read
             self._unfinished.discard(index)
             for i in self._params_of[index]:

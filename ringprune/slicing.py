@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
 
 from ringprune.plan import Bucket, ParamSpec, Plan, Route, make_bucket
 
-__all__ = ["Piece", "SlicedPlan", "slice_plan"]
+__all__ = ["InPieces", "Piece", "SlicedPlan", "part_of", "slice_plan"]
 
 
 @dataclass(frozen=True)
@@ -97,3 +100,26 @@ def _spec(spec: ParamSpec, piece: Piece) -> ParamSpec:
         return spec
     name = f"{spec.name}[{piece.start}:{piece.end}]"
     return ParamSpec(name, (piece.end - piece.start,), spec.dtype, spec.device, spec.group)
+
+
+def part_of(tensor: Tensor, piece: Piece) -> Tensor:
+    """A piece's part of its parameter's tensor; the tensor itself where it is all of it."""
+    if piece.end - piece.start == tensor.numel():
+        return tensor
+    return tensor.detach().view(-1)[piece.start : piece.end]
+
+
+class InPieces(Sequence[Tensor]):
+    """Parts of parameters' tensors, cut when they are asked for: what is behind ``param.data`` may be replaced."""
+
+    def __init__(self, pieces: Sequence[Piece], tensors: Sequence[Tensor]) -> None:
+        self._pieces, self._tensors = pieces, tensors
+
+    def __len__(self) -> int:
+        return len(self._pieces)
+
+    def __getitem__(self, index: Any) -> Any:
+        piece = self._pieces[index]
+        tensor = self._tensors[piece.param]
+        # Laid out otherwise since (channels last), a parameter is copied to be read. What is written to is not.
+        return part_of(tensor if piece.end - piece.start == tensor.numel() else tensor.contiguous(), piece)

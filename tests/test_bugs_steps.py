@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import ringprune as rp
 from ringprune.exchange import exchange
 from ringprune.reduction import RingChoice
-from tests.training import batches, loss_of, make_model, run, sgd, weights, wrap
+from tests.training import batches, loss_of, make_model, run, same_bytes, sgd, weights, wrap
 
 Settings = dict[str, float]
 
@@ -404,3 +404,27 @@ def test_the_ring_is_measured_for_sums_that_are_made(
 
     rp.simulate(1, rank)
     assert asked == [longest]
+
+
+@pytest.mark.parametrize("policy", [rp.IWP(0.05, roots="all"), rp.Dense(local_steps=2)], ids=["gradients", "updates"])
+def test_a_loop_that_is_compiled_as_a_whole_trains_the_same(policy: rp.Policy) -> None:
+    """torch.compile went into hooks and step(), and failed on what is coded there."""
+
+    def trained(*, compiled: bool) -> Tensor:
+        def rank(comm: rp.comm.Communicator) -> Tensor:
+            model = make_model()
+            optimizer = wrap(model, comm, policy)
+
+            def step(batch: tuple[Tensor, Tensor]) -> None:
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                optimizer.step()
+
+            one = torch.compile(step, backend="eager") if compiled else step
+            for batch in batches(comm.rank, 4):
+                one(batch)
+            return weights(model)
+
+        return rp.simulate(1, rank, timeout=60)[0]
+
+    assert same_bytes(trained(compiled=True), trained(compiled=False))

@@ -1,5 +1,6 @@
 """Where a forward pass waits for each parameter: before its first use, whatever module that is in."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -199,3 +200,18 @@ def test_saving_and_loading_wait_for_everything() -> None:
     assert log.during(model.middle.state_dict) == log.names
     state = model.state_dict()
     assert log.during(lambda: model.load_state_dict(state)) == log.names
+
+
+def test_a_compiled_module_runs_what_waits_as_it_is() -> None:
+    """torch.compile went into it, and made collectives twice or not at all: ranks met in different ones."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    seen: list[bool] = []
+    Gates(model, list(model.parameters()), lambda needed: seen.append(torch.compiler.is_compiling()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for layer in model:
+            layer.compile(backend="eager")
+        for _ in range(3):
+            model(torch.ones(1, 4))
+    assert seen
+    assert not any(seen)

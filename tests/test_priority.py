@@ -483,6 +483,28 @@ def test_a_forward_pass_that_goes_another_way_is_noticed_and_waited_for(caplog: 
     assert "'last.weight'" in said
 
 
+def test_where_no_hook_comes_before_a_use_the_step_is_made_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    """As in a graph compiled before: every pass used old weights, and was told that it would not do so again."""
+
+    def rank(comm: rp.comm.Communicator) -> list[float]:
+        model = nn.Linear(1, 1, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = wrap(model, comm, make=lambda params: torch.optim.SGD(params, lr=1.0))
+        steps = []
+        for number in range(6):
+            steps.append(-model.weight.item())
+            (model if not number else model.forward)(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        optimizer.close()
+        return steps
+
+    assert rp.simulate(2, rank) == [[0.0, 0.0, 1.0, 3.0, 4.0, 5.0]] * 2
+    said = [record.message for record in caplog.records if "before its last step" in record.message]
+    assert len(said) == 4
+    assert all("step() makes the whole step itself" in message for message in said[-2:])
+
+
 def test_hooks_that_are_there_already_see_parameters_after_the_step() -> None:
     """weight_norm computes the weight in a hook of its own: the gates have to come before."""
 
@@ -781,3 +803,26 @@ def test_closing_makes_the_step_and_a_wrapper_that_is_dropped_leaves_nothing_beh
         optimizer.close()
 
     rp.simulate(2, rank, timeout=60)
+
+
+def test_slices_follow_what_is_behind_a_parameter() -> None:
+    """Slices of old memory were compared at the start, and those of another layout could not be cut."""
+
+    def loop(policy: rp.Policy) -> list[Tensor]:
+        def rank(comm: rp.comm.Communicator) -> Tensor:
+            model = nn.Conv2d(4, 64, 3, bias=False)
+            with torch.no_grad():
+                model.weight.fill_(comm.rank)
+            optimizer = wrap(model, comm, policy)
+            model.weight.data = torch.full((64, 4, 3, 3), 0.5)
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's annotations lack it
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.full((2, 4, 5, 5), comm.rank + 1.0)).square().mean().backward()
+                optimizer.synchronize()
+                optimizer.step()
+            return weights(model)
+
+        return rp.simulate(2, rank, timeout=60)
+
+    assert same_bytes(loop(SLICED)[0], loop(rp.Dense())[0])

@@ -345,6 +345,26 @@ def passes_in_no_sync_are_exchanged_with_the_next(comm: rp.comm.Communicator) ->
             assert all(same_bytes(plain, ours) for plain, ours in zip(found[:3], found[3:], strict=True))
 
 
+def a_loop_that_is_compiled_as_a_whole(comm: rp.comm.Communicator) -> None:
+    """torch.compile went into the hook, and failed on what is coded there."""
+    rest = []
+    for compiled in (False, True):
+        ddp = DistributedDataParallel(make_model())  # buckets below 1 MiB are refused by torch.compile
+        ddp.register_comm_hook(None, rp.ddp_hook(rp.IWP(0.05, roots="all")))
+        optimizer = sgd(ddp.parameters())
+
+        def step(batch: tuple[Tensor, Tensor], ddp: nn.Module = ddp, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad()
+            loss_of(ddp, batch).backward()
+            optimizer.step()
+
+        one = torch.compile(step, backend="eager") if compiled else step
+        for batch in batches(comm.rank, 4):
+            one(batch)
+        rest.append(weights(ddp))
+    assert torch.allclose(*rest, atol=1e-5)
+
+
 CHECKS = (
     dense_is_plain_ddp,
     ranks_that_run_out_of_batches_join,
@@ -365,6 +385,7 @@ CHECKS = (
     parameters_that_cannot_be_exchanged_are_refused_by_name,
     averages_beyond_float16_are_refused,
     wrappers_that_are_closed_give_their_groups_back,
+    a_loop_that_is_compiled_as_a_whole,
 )
 
 if __name__ == "__main__":
