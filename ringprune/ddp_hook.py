@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from ringprune import checkpoint, wire
-from ringprune.arguments import describe_parameters
 from ringprune.comm import connect
 from ringprune.comm.communicator import CPU, Communicator
+from ringprune.ddp_plan import plan_of_ddp
 from ringprune.errors import ArgumentTypeError, CheckpointError, ConfigurationError, UsageError
 from ringprune.exchange import Exchange
 from ringprune.metrics import Metrics
-from ringprune.plan import Bucket, ParamSpec, Plan, Route, make_bucket, shake_hands
+from ringprune.other_wrappers import ranks_of_ddp
+from ringprune.plan import shake_hands
 from ringprune.policies import Policy, as_policy, check_abilities
 from ringprune.reduction import Mean
 from ringprune.residual import Correction
@@ -146,6 +147,11 @@ class DDPHook:
         Raises:
             NonFiniteGradientError, RankMismatchError, UsageError, ConfigurationError: on all ranks, out of backward().
         """
+        if state is not None:
+            raise ConfigurationError(
+                f"register_comm_hook({type(state).__name__}, ...) with ringprune.ddp_hook: the state is None, and a "
+                'process group is named by ddp_hook(comm=ringprune.connect("torch", process_group=...))'
+            )
         params = list(bucket.parameters())
         if bucket.index() == 0:
             self._begin(params)
@@ -308,16 +314,9 @@ class DDPHook:
                 "this hook serves another DistributedDataParallel: make a ringprune.ddp_hook for each model"
             )
         self._params = params
-        for bucket, param in ((i, p) for i, arrived in enumerate(self._arrived) for p in arrived.params):
-            self._names.setdefault(id(param), f"parameter {len(self._names)} of bucket {bucket}")
-        named = [(self._names[id(param)], param, 0) for param in self._params]
-        specs = describe_parameters(named)  # DDP has seen to it that they are alike on all ranks, and so are errors
-        self._buckets = self._split(specs)
-        buckets = tuple(bucket for group in self._buckets for bucket in group)
         facts = [f"wire format {wire.WIRE_VERSION}", f"policy {self._policy}", f"seed={self._seed}", str(self._scale)]
-        facts += [f"parameter {i} is {spec}" for i, spec in enumerate(specs)]
-        facts += [f"bucket {bucket.index} is {bucket.route}: parameters {bucket.members}" for bucket in buckets]
-        self._plan = Plan(tuple(specs), buckets, tuple(facts))
+        ddps = [arrived.params for arrived in self._arrived]
+        self._plan, self._buckets = plan_of_ddp(ddps, self._names, self._policy, facts)
         if self._exchange is None:
             self._metrics = Metrics(self._comm.traffic, self._plan.numel)
             nonfinite = "skip" if self._scale.enabled else "raise"
@@ -327,30 +326,24 @@ class DDPHook:
             self._plan, self._policy, self._comm, self._metrics, self._params,
             seed=self._seed, mean=Mean(), velocity=False, spare=True,
         )  # fmt: skip
-        failure = None
+        failure = self._other_ranks() if self._exchange is None else None
         try:
             self._restore(kept, exchange)
         except CheckpointError as error:
             failure = str(error)
-        shake_hands(facts, self._comm, CPU, failure)
+        shake_hands(self._plan.facts, self._comm, CPU, failure)
         self._exchange, self._saved, self._layout = exchange, None, layout
         self._found = []
 
-    def _split(self, specs: Sequence[ParamSpec]) -> list[list[Bucket]]:
-        """For each of DDP's buckets the Plan's: what travels packed, then what travels dense, each of one dtype."""
-        groups: list[list[Bucket]] = []
-        first = index = 0
-        for arrived in self._arrived:
-            own: dict[tuple[Route, torch.dtype], list[int]] = {}
-            for i in range(first, first + len(arrived.params)):
-                route: Route = "packed" if self._policy.routing.packed(specs[i]) else "dense"
-                own.setdefault((route, specs[i].dtype), []).append(i)
-            first += len(arrived.params)
-            groups.append([])
-            for (route, _), members in sorted(own.items(), key=lambda item: item[0][0] == "dense"):
-                groups[-1].append(make_bucket(index, route, members, specs))
-                index += 1
-        return groups
+    def _other_ranks(self) -> str | None:
+        """What is wrong where DDP is one of other ranks than the hook's communicator."""
+        ranks = ranks_of_ddp(self._params)
+        if ranks in (None, self._comm.size):
+            return None
+        return (
+            f"DistributedDataParallel(process_group=...) averages over {ranks} ranks and this hook over "
+            f'{self._comm.size}: ringprune.ddp_hook(..., comm=ringprune.connect("torch", process_group=...))'
+        )
 
     # -- between passes -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ringprune.errors import ConfigurationError
 
-__all__ = ["Others", "averaged_elsewhere", "check_not_averaged"]
+__all__ = ["Others", "averaged_elsewhere", "check_not_averaged", "ranks_of_ddp"]
 
 _MODULES = {
     "DistributedDataParallel": "keep it and register ringprune.ddp_hook with it, or wrap the plain model's parameters "
@@ -42,6 +42,13 @@ def averaged_elsewhere(params: Iterable[Tensor]) -> str | None:
         gc.collect()  # what nobody holds any more does no harm
         return next((said for holder, said in _holders(ids) if not _keeps_still(holder)), None)
     return None
+
+
+def ranks_of_ddp(params: Iterable[Tensor]) -> int | None:
+    """Over how many ranks a ``DistributedDataParallel`` averages the gradients of ``params``; None without one."""
+    holders = (holder for holder, _ in _holders({id(param) for param in params}))
+    groups = (getattr(holder, "process_group", None) for holder in holders)
+    return next((int(group.size()) for group in groups if group is not None), None)
 
 
 class Others:

@@ -42,6 +42,21 @@ def dense_is_plain_ddp(comm: rp.comm.Communicator) -> None:
     assert torch.allclose(got, expected, atol=1e-5)
 
 
+def other_ranks_than_the_hook_s_are_refused(comm: rp.comm.Communicator) -> None:
+    """Gradients were averaged across the groups of DDP, in silence; a state was not looked at."""
+    groups = [torch.distributed.new_group([rank]) for rank in range(comm.size)]
+    model = make_model()
+    ddp = DistributedDataParallel(model, process_group=groups[comm.rank])
+    ddp.register_comm_hook(None, rp.ddp_hook(rp.Dense()))
+    with pytest.raises(rp.RankMismatchError, match=f"averages over 1 ranks and this hook over {comm.size}"):
+        train(ddp, comm.rank, 1)
+
+    ddp = DistributedDataParallel(make_model())
+    ddp.register_comm_hook(groups[comm.rank], rp.ddp_hook(rp.Dense()))
+    with pytest.raises(rp.ConfigurationError, match="the state is None"):
+        train(ddp, comm.rank, 1)
+
+
 def a_static_graph_changes_its_buckets_late(comm: rp.comm.Communicator) -> None:
     """One pass later than otherwise: the hook took itself for steady, and said "make a new hook"."""
     results = []
@@ -367,6 +382,7 @@ def a_loop_that_is_compiled_as_a_whole(comm: rp.comm.Communicator) -> None:
 
 CHECKS = (
     dense_is_plain_ddp,
+    other_ranks_than_the_hook_s_are_refused,
     ranks_that_run_out_of_batches_join,
     passes_in_no_sync_are_exchanged_with_the_next,
     a_static_graph_changes_its_buckets_late,
