@@ -4,7 +4,7 @@ import copy
 from collections.abc import Mapping
 from contextlib import suppress
 from threading import Lock
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 from weakref import WeakSet
 
 import torch
@@ -96,10 +96,9 @@ class ShardedEmbedding(nn.Module):
             self.average = flag("average", average)
             number = None if partitions is None else whole_number("partitions", partitions, 1, self.num_embeddings)
             divided, first = flag("hierarchical", hierarchical), whole_number("seed", seed, 0)
+            _check_dtype(dtype)
         except RingPruneError as error:
-            with suppress(RingPruneError):
-                shake_hands(["nothing"], own, where, f"{type(error).__name__}: {error}")
-            raise
+            _refuse(error, own, where)
         fact = f"ShardedEmbedding({num_embeddings}, {embedding_dim}, {self.padding_idx}, partitions={number}, "
         fact += f"hierarchical={divided}, values={values!r}, average={average}, seed={seed}, dtype={dtype})"
         shake_hands([fact], own, where)
@@ -119,7 +118,15 @@ class ShardedEmbedding(nn.Module):
             embeddings: the table, alike on all ranks.
             freeze: its rows are not trained.
             **options: of the constructor.
+
+        Raises:
+            ConfigurationError: it is no table; the other ranks hear of it, as of what the constructor refuses.
         """
+        if not isinstance(embeddings, Tensor) or embeddings.dim() != 2:
+            is_tensor = isinstance(embeddings, Tensor)
+            found = f"a tensor of shape {list(embeddings.shape)}" if is_tensor else type(embeddings).__name__
+            error = ConfigurationError(f"embeddings: a table is a tensor of shape (rows, dim), not {found}")
+            _refuse(error, _communicator(options.get("comm")), embeddings.device if is_tensor else torch.device("cpu"))
         made = cls(*embeddings.shape, device=embeddings.device, dtype=embeddings.dtype, **options)
         made._take(embeddings)
         made.weight.requires_grad = not freeze
@@ -159,8 +166,10 @@ class ShardedEmbedding(nn.Module):
         # Rows of 16 bits are float32 from here on, so that their gradients are added in that.
         return nn.functional.embedding(inverse, pulled).to(self.weight.dtype)
 
-    def _problem(self, indices: Tensor) -> str | None:
+    def _problem(self, indices: Any) -> str | None:
         """Why ``indices`` cannot be looked up."""
+        if not isinstance(indices, Tensor):
+            return f"indices to look up have to be a tensor of int32 or int64, not {type(indices).__name__}"
         if indices.dtype not in (torch.int32, torch.int64):
             return f"indices to look up have to be int32 or int64, not {str(indices.dtype).removeprefix('torch.')}"
         if not indices.numel():
@@ -288,6 +297,18 @@ def _communicator(comm: Any) -> Communicator:
     if not made.size:
         raise ConfigurationError("comm: this rank is not part of the group that is to own the rows")
     return made
+
+
+def _check_dtype(dtype: Any) -> None:
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConfigurationError(f"dtype={dtype}: rows are trained, so one of floating point, such as torch.float32")
+
+
+def _refuse(error: RingPruneError, comm: Communicator, device: torch.device) -> NoReturn:
+    """Raise the error; the other ranks, which shake hands, hear of it."""
+    with suppress(RingPruneError):
+        shake_hands(["nothing"], comm, device, f"{type(error).__name__}: {error}")
+    raise error
 
 
 def _remember(embedding: ShardedEmbedding) -> None:

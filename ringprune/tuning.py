@@ -48,6 +48,7 @@ def search_partitions(
         ConfigurationError, ArgumentTypeError: an argument cannot work.
         IndexRangeError: an index is no row of the table; on all ranks.
     """
+    whole_number("num_embeddings", num_embeddings, 1)
     whole_number("repetitions", repetitions, 1)
     communicator = comm if isinstance(comm, Communicator) else connect(comm)
 

@@ -345,6 +345,8 @@ def test_indices_of_another_dtype_are_refused_on_all_ranks() -> None:
         table = sharded(comm)
         with pytest.raises(rp.IndexRangeError, match="rank 0: indices to look up have to be int32 or int64, not float"):
             table(torch.ones(2) if comm.rank == 0 else torch.ones(2, dtype=torch.int32))
+        with pytest.raises(rp.IndexRangeError, match=r"rank 1: .* have to be a tensor of int32 or int64, not list"):
+            table([1, 2] if comm.rank == 1 else torch.ones(2, dtype=torch.int32))
 
     rp.simulate(2, rank, timeout=60)
 
@@ -360,6 +362,8 @@ def test_indices_of_another_dtype_are_refused_on_all_ranks() -> None:
         ((4, 4), {"average": 1}, "average=1"),
         ((4, 4), {"comm": 3}, "comm=3"),
         ((4, 4), {"seed": -1}, "seed=-1"),
+        ((4, 4), {"dtype": torch.int64}, "dtype=torch.int64"),
+        ((4, 4), {"dtype": "float32"}, "dtype=float32"),
     ],
 )
 def test_arguments_that_cannot_work_are_refused(arguments: Any, options: Any, message: str) -> None:
@@ -383,6 +387,22 @@ def test_a_rank_whose_arguments_cannot_work_is_heard_of_by_all() -> None:
     first, second = rp.simulate(2, rank, timeout=20)
     assert "did you mean" in first
     assert first in second
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (torch.ones(4), r"not a tensor of shape \[4\]"),
+        ([[1.0]], "not list"),
+        (torch.ones(4, 3).int(), "dtype=torch.int32"),
+    ],
+)
+def test_what_is_no_table_on_one_rank_is_heard_of_by_all(rows: Any, said: str) -> None:
+    def rank(comm: rp.comm.Communicator) -> None:
+        with pytest.raises(rp.ConfigurationError if comm.rank else rp.RankMismatchError, match=said):
+            rp.ShardedEmbedding.from_pretrained(rows if comm.rank else torch.ones(4, 3), comm=comm)
+
+    rp.simulate(2, rank, timeout=20)
 
 
 # -- checkpoints ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """The number of partitions: Parallax's model (papers.md: t(n) = b/n + a (n - 1) + c) and its search."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -62,3 +63,11 @@ def test_all_ranks_find_the_same() -> None:
     first, *others = rp.simulate(3, rank, timeout=60)
     assert all(other == first for other in others)
     assert 1 <= first[0] <= 12
+
+
+@pytest.mark.parametrize(("rows", "repetitions", "said"), [("20", 2, "num_embeddings='20'"), (20, 0, "repetitions=0")])
+def test_arguments_that_cannot_work_are_refused(rows: Any, repetitions: int, said: str) -> None:
+    with pytest.raises((rp.ConfigurationError, rp.ArgumentTypeError), match=said):
+        rp.simulate(
+            2, lambda comm: rp.search_partitions(rows, 4, torch.tensor([1]), comm=comm, repetitions=repetitions)
+        )
