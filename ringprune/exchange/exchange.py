@@ -190,8 +190,9 @@ class Exchange:
             outputs: one contiguous tensor per parameter of the Plan, a sparse one where rows travel; all of it is
                 overwritten.
         """
-        for lane in self._lanes:
+        for lane, keeps in zip(self._lanes, self._keeps, strict=True):
             lane.finish([outputs[i] for i in lane.bucket.members])
+            self._setting.torn |= keeps
         self.conclude()
 
     def conclude(self) -> None:
@@ -207,7 +208,7 @@ class Exchange:
         for lane in self._lanes:
             lane.settle()
         self._report()
-        self.step += 1
+        self.step, self._setting.torn = self.step + 1, False
         self._setting.metrics.exchanged()
 
     def _report(self) -> None:
@@ -249,6 +250,7 @@ class Exchange:
     ) -> Tensor | None:
         """As :meth:`start`, and no bucket is taken further: nothing is sent."""
         lane = self._lanes[index]
+        self._setting.torn |= self._keeps[index] and not self._setting.spare
         counted = ops.count_nonfinite(corrected) if count and not lane.counts else None  # before it is overwritten
         found = lane.start(self.step, corrected, correction)
         return found if counted is None else counted
@@ -280,17 +282,16 @@ class Exchange:
         self.forget()
         with self._setting.metrics.sending("headers"):
             self._setting.comm.barrier(name="flush()")  # a rank that has batches left may be in a step
+        self._setting.torn = any(self._keeps)
         for lane, keeps in zip(self._lanes, self._keeps, strict=True):
             if keeps:
                 lane.flush([outputs[i] for i in lane.bucket.members])
+        self._setting.torn = False
 
     def send_whole(self, when: Callable[[int], bool]) -> None:
-        """Send everything, and as it is, from the first exchange on for which ``when`` says so as it begins.
+        """Send everything, and as it is, once ``when``, told the exchange's number, says so; alike on all ranks.
 
         Afterwards no residual holds anything.
-
-        Args:
-            when: told the exchange's number; the same on all ranks.
         """
         self.forget()
         self._may_send_whole = when
@@ -382,12 +383,12 @@ class Exchange:
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """What must be saved of each parameter that keeps something, as views by name and kind."""
+        self._setting.check_whole()
         state: dict[str, dict[str, Tensor]] = {}
         for lane in self._lanes:
             for member, entry in lane.state().items():
                 spec = self._plan.params[member]
-                flat = {kind: t if kind in PER_TENSOR else t.view(spec.shape) for kind, t in entry.items()}
-                state[spec.name] = flat
+                state[spec.name] = {k: t if k in PER_TENSOR else t.view(spec.shape) for k, t in entry.items()}
         return state
 
     def resumed(self, step: int, *, flushed: bool = False) -> None:
