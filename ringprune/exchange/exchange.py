@@ -55,8 +55,7 @@ class Exchange:
         first: exchanges that another one made before.
 
     Attributes:
-        first: exchanges that another one made before.
-        step: exchanges made; the counter behind roots, exploration and warm-up.
+        step: exchanges made, by another one too; the counter behind roots, exploration and warm-up.
         checked: whether all ranks are known to have started alike; until then :meth:`begin` waits for the others.
     """
 
@@ -152,6 +151,8 @@ class Exchange:
             correction: their factors and momentum.
             count: tell how many entries of each tensor are NaN or infinite, int64; else that may be None.
         """
+        if index == 0:
+            self._setting.check_whole()
         started, found = self._lanes[index], self.start_alone(index, corrected, correction, count=count)
         # Lanes that are over here are over on every rank when their turn would come there.
         self._turns.extend([started] * (1 + started.eager) + [lane for lane in self._lanes[:index] if not lane.over])
@@ -222,8 +223,7 @@ class Exchange:
                 _log.warning("%r is sent whole from now on: %s", name, watch.reason(member, cost))
 
     def _watches(self) -> list[Watch]:
-        lanes = map(exchanging, self._lanes)
-        return [lane.watch for lane in lanes if isinstance(lane, PackedLane) and lane.watch is not None]
+        return [each.watch for each in map(exchanging, self._lanes) if isinstance(each, PackedLane) and each.watch]
 
     def guarded(self) -> dict[str, dict[str, float]]:
         """What a guard has found of each packed tensor at its last check, and whether it is sent whole."""
@@ -366,7 +366,6 @@ class Exchange:
 
         A bucket's bytes are divided by the entries that were sent of its tensors, dense ones by all, headers evenly.
         """
-        spec_numels = [spec.numel for spec in self._plan.params]
         metrics, params = self._setting.metrics, self._plan.params
         shares: dict[str, dict[Content, float]] = {spec.name: metrics.of_parameter(spec.name) for spec in params}
         for lane in map(exchanging, self._lanes):
@@ -375,7 +374,7 @@ class Exchange:
                 for content, total in metrics.of_bucket(lane.bucket.index).items():
                     numels = content == "dense" or not sum(sent)
                     whole = lane.bucket.numel if numels else sum(sent)
-                    share = spec_numels[member] if numels else part
+                    share = params[member].numel if numels else part
                     shares[params[member].name][content] += total * share / max(1, whole)
         for share in shares.values():
             share["headers"] = metrics.headers / len(params)

@@ -72,7 +72,7 @@ class Setting:
     torn: bool = False
 
     def check_whole(self) -> None:
-        """Where something is to be saved: after an exchange that was broken off there may be nothing whole.
+        """Before something is saved or exchanged: after an exchange that was broken off there may be nothing whole.
 
         Raises:
             UsageError: so it is; on this rank.
@@ -80,8 +80,8 @@ class Setting:
         if self.torn:
             raise UsageError(
                 "an exchange was broken off in the middle, by an error or a signal: what this rank keeps back is that "
-                "of neither before nor after it, and nothing can be saved or loaded. Start again from the last "
-                "checkpoint, on all ranks"
+                "of neither before nor after it, and nothing can be saved, loaded or exchanged. Start again from the "
+                "last checkpoint, on all ranks"
             )
 
     def sums_by_ring(self, values: Tensor) -> bool:
@@ -224,5 +224,9 @@ class Lane(ABC):
             return reduction.wait_for_sum()
 
     def _under_way(self) -> Average:
-        assert self._reduction is not None, "the bucket's reduction was not started"
+        if self._reduction is None:
+            raise UsageError(
+                "an exchange was broken off by an error or a signal, and the rest of it cannot be made: start again "
+                "from the last checkpoint, on all ranks"
+            )
         return self._reduction
