@@ -5,6 +5,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from os import SEEK_END
 from pathlib import Path
 from types import TracebackType
@@ -83,12 +84,12 @@ class StatsLog:
             raise ArgumentTypeError(f"optimizer is a {type(optimizer).__name__}: something with stats() is wanted")
         self._optimizer, self._writer = optimizer, writer
         self._every = whole_number("every", every, 1)
-        goes_on = flag("append", append)
+        goes_on, self._path = flag("append", append), str(path)
         try:
             before = _before(Path(path)) if goes_on else None
             self._file = Path(path).open("w" if before is None else "a")  # noqa: SIM115 - until close()
         except OSError as error:
-            raise ConfigurationError(f"path={str(path)!r}: {error.strerror}") from error
+            raise ConfigurationError(f"path={self._path!r}: {error.strerror}") from error
         self._calls = 0 if before is None else before["calls"]
         self._written: tuple[int, dict[str, float]] = (-1, {})
         self._last: dict[str, float | Tensor] = {}
@@ -104,6 +105,7 @@ class StatsLog:
 
         Raises:
             ArgumentTypeError: a value is no number, nor a tensor of one.
+            ConfigurationError: the line cannot be written, as on a full disk; the log is closed.
         """
         self._last = {name: _number(name, value) for name, value in values.items()}
         self._calls += 1
@@ -131,8 +133,16 @@ class StatsLog:
         values = {name: float(value) for name, value in self._last.items()}  # waits for a GPU only here
         head = {"calls": self._calls, "elapsed_seconds": time.monotonic() - self._started}
         kept = {name: value if math.isfinite(value) else None for name, value in values.items()}  # JSON has no NaN
-        self._file.write(json.dumps({**head, "values": kept, "stats": numbers}) + "\n")
-        self._file.flush()  # a run that is killed has what it had
+        try:
+            self._file.write(json.dumps({**head, "values": kept, "stats": numbers}) + "\n")
+            self._file.flush()  # a run that is killed has what it had
+        except OSError as error:
+            with suppress(OSError):  # it would be tried again
+                self._file.close()
+            raise ConfigurationError(
+                f"path={self._path!r}: {error.strerror}; the line of call {self._calls:,} is not written, and no more "
+                "will be. Make room, or log elsewhere; a resumed run goes on with the file by append=True"
+            ) from error
         self._written = self._calls, numbers
         if self._writer is not None:
             for name, number in (numbers | values).items():

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import ringprune as rp
-from tests.training import wrap
+from ringprune.exchange.kept import KeptLane
+from tests.training import batches, loss_of, make_model, run, same_bytes, wrap
 
 ROUNDING = 1e-5  # of float32 sums of numbers below 1
 
@@ -113,3 +114,70 @@ def test_what_some_ranks_have_not_is_gathered_in_one_order() -> None:
     for state in rp.simulate(2, rank, timeout=30):
         assert torch.equal(state["sum"].sum(1), 4 * torch.eye(10)[1])
         assert torch.equal(state["average"].sum(1), 2 * torch.eye(10)[1])
+
+
+TORN = "an exchange was broken off in the middle"
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "bucket", "whole"),
+    [
+        pytest.param(rp.IWP(0.05), {}, 1, False, id="overlap"),
+        pytest.param(rp.IWP(0.05), {}, 0, True, id="overlap, before it takes effect"),
+        pytest.param(rp.IWP(0.05), {"overlap": False}, 0, False, id="no overlap"),
+        pytest.param(rp.IWP(0.05, local_steps=2), {}, 0, False, id="local steps"),
+        pytest.param(rp.Dense("int8"), {}, 1, False, id="int8"),
+    ],
+)
+def test_nothing_is_saved_of_an_exchange_that_was_broken_off(
+    monkeypatch: pytest.MonkeyPatch, policy: rp.Policy, options: dict[str, Any], bucket: int, whole: bool
+) -> None:
+    """Ctrl-C inside step(), a checkpoint saved on the way out, and what had been kept back was lost in silence."""
+    unpack = KeptLane._unpack
+
+    def interrupted(lane: KeptLane, *args: Any) -> None:
+        if lane.bucket.index == bucket:
+            raise KeyboardInterrupt
+        unpack(lane, *args)
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, policy, bucket_bytes=13_000, **options)
+        run(model, optimizer, comm.rank, 5)
+        before = copy.deepcopy(optimizer.state_dict()["ringprune"])
+        loss_of(model, next(batches(comm.rank, 1, 5))).backward()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(KeptLane, "_unpack", interrupted)
+            optimizer.step()
+        if not whole:
+            with pytest.raises(rp.UsageError, match=TORN):
+                optimizer.state_dict()
+            with pytest.raises(rp.UsageError, match="an exchange was broken off"):
+                optimizer.synchronize()  # what zero_grad() advises; it was an AssertionError, or went on without a word
+                run(model, optimizer, comm.rank, 2, 6)
+            return
+        after = optimizer.state_dict()["ringprune"]
+        assert after["step"] == before["step"]
+        for name, kinds in before["parameters"].items():
+            assert all(same_bytes(tensor, after["parameters"][name][kind]) for kind, tensor in kinds.items())
+
+    rp.simulate(1, rank)
+
+
+def test_nothing_is_saved_of_a_flush_that_was_broken_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Residuals are gone when it begins to send, and the weights have not got them."""
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.IWP(0.05))
+        run(model, optimizer, comm.rank, 3)
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr("ringprune.packing.unflatten", interrupted)
+            optimizer.flush()
+        with pytest.raises(rp.UsageError, match=TORN):
+            optimizer.state_dict()
+
+    rp.simulate(1, rank)

@@ -265,7 +265,7 @@ def test_what_fails_between_nodes_is_told_inside_them(
         with pytest.raises(rp.CommunicatorError) as raised:
             optimizer.step()
         assert same_bytes(weights(model), before)
-        with pytest.raises(rp.CommunicatorError):  # it goes on from a checkpoint, with a wrapper made anew
+        with pytest.raises((rp.CommunicatorError, rp.UsageError)):  # it goes on from a checkpoint, with a new wrapper
             optimizer.step()
         assert same_bytes(weights(model), before)
         assert comm.allreduce(torch.ones(1), name="afterwards").wait().item() == size

@@ -347,6 +347,25 @@ def test_wrong_arguments_of_a_log_are_named(tmp_path: Path) -> None:
     rp.simulate(1, rank)
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
+    """It was "No space left on device", without a name, and once more from close()."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        optimizer = wrap(make_model(), comm, IWP)
+        with pytest.raises(rp.ConfigurationError, match="path='/dev/full': No space left on device"):
+            rp.StatsLog("/dev/full", optimizer)
+        log = rp.StatsLog(tmp_path / "run.jsonl", optimizer, every=1)
+        log.step()
+        log._file.close()
+        log._file = open("/dev/full", "w")  # noqa: SIM115 - as if the disk were full from here on
+        with pytest.raises(rp.ConfigurationError, match="No space left on device; the line of call 2 "), log:
+            log.step()
+        assert [line["calls"] for line in read(tmp_path / "run.jsonl")] == [0, 1]
+
+    rp.simulate(1, rank)
+
+
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         main(["--version"])

@@ -55,8 +55,7 @@ class Exchange:
         first: exchanges that another one made before.
 
     Attributes:
-        first: exchanges that another one made before.
-        step: exchanges made; the counter behind roots, exploration and warm-up.
+        step: exchanges made, by another one too; the counter behind roots, exploration and warm-up.
         checked: whether all ranks are known to have started alike; until then :meth:`begin` waits for the others.
     """
 
@@ -154,6 +153,8 @@ class Exchange:
             correction: their factors and momentum.
             count: tell how many entries of each tensor are NaN or infinite, int64; else that may be None.
         """
+        if index == 0:
+            self._setting.check_whole()
         started, found = self._lanes[index], self.start_alone(index, corrected, correction, count=count)
         # Lanes that are over here are over on every rank when their turn would come there.
         self._turns.extend([started] * (1 + started.eager) + [lane for lane in self._lanes[:index] if not lane.over])
@@ -192,8 +193,9 @@ class Exchange:
             outputs: one contiguous tensor per parameter of the Plan, a sparse one where rows travel; all of it is
                 overwritten.
         """
-        for lane in self._lanes:
+        for lane, keeps in zip(self._lanes, self._keeps, strict=True):
             lane.finish([outputs[i] for i in lane.bucket.members])
+            self._setting.torn |= keeps
         self.conclude()
 
     def conclude(self) -> None:
@@ -209,7 +211,7 @@ class Exchange:
         for lane in self._lanes:
             lane.settle()
         self._report()
-        self.step += 1
+        self.step, self._setting.torn = self.step + 1, False
         self._setting.metrics.exchanged()
 
     def _report(self) -> None:
@@ -223,8 +225,7 @@ class Exchange:
                 _log.warning("%r is sent whole from now on: %s", name, watch.reason(member, cost))
 
     def _watches(self) -> list[Watch]:
-        lanes = map(exchanging, self._lanes)
-        return [lane.watch for lane in lanes if isinstance(lane, PackedLane) and lane.watch is not None]
+        return [each.watch for each in map(exchanging, self._lanes) if isinstance(each, PackedLane) and each.watch]
 
     def guarded(self) -> dict[str, dict[str, float]]:
         """What a guard has found of each packed tensor at its last check, and whether it is sent whole."""
@@ -251,6 +252,7 @@ class Exchange:
     ) -> Tensor | None:
         """As :meth:`start`, and no bucket is taken further: nothing is sent."""
         lane = self._lanes[index]
+        self._setting.torn |= self._keeps[index] and not self._setting.spare
         counted = ops.count_nonfinite(corrected) if count and not lane.counts else None  # before it is overwritten
         found = lane.start(self.step, corrected, correction)
         return found if counted is None else counted
@@ -282,17 +284,16 @@ class Exchange:
         self.forget()
         with self._setting.metrics.sending("headers"):
             self._setting.comm.barrier(name="flush()")  # a rank that has batches left may be in a step
+        self._setting.torn = any(self._keeps)
         for lane, keeps in zip(self._lanes, self._keeps, strict=True):
             if keeps:
                 lane.flush([outputs[i] for i in lane.bucket.members])
+        self._setting.torn = False
 
     def send_whole(self, when: Callable[[int], bool]) -> None:
-        """Send everything, and as it is, from the first exchange on for which ``when`` says so as it begins.
+        """Send everything, and as it is, once ``when``, told the exchange's number, says so; alike on all ranks.
 
         Afterwards no residual holds anything.
-
-        Args:
-            when: told the exchange's number; the same on all ranks.
         """
         self.forget()
         self._may_send_whole = when
@@ -367,7 +368,6 @@ class Exchange:
 
         A bucket's bytes are divided by the entries that were sent of its tensors, dense ones by all, headers evenly.
         """
-        spec_numels = [spec.numel for spec in self._plan.params]
         metrics, params = self._setting.metrics, self._plan.params
         shares: dict[str, dict[Content, float]] = {spec.name: metrics.of_parameter(spec.name) for spec in params}
         for lane in map(exchanging, self._lanes):
@@ -376,7 +376,7 @@ class Exchange:
                 for content, total in metrics.of_bucket(lane.bucket.index).items():
                     numels = content == "dense" or not sum(sent)
                     whole = lane.bucket.numel if numels else sum(sent)
-                    share = spec_numels[member] if numels else part
+                    share = params[member].numel if numels else part
                     shares[params[member].name][content] += total * share / max(1, whole)
         for share in shares.values():
             share["headers"] = metrics.headers / len(params)
@@ -384,12 +384,12 @@ class Exchange:
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """What must be saved of each parameter that keeps something, as views by name and kind."""
+        self._setting.check_whole()
         state: dict[str, dict[str, Tensor]] = {}
         for lane in self._lanes:
             for member, entry in lane.state().items():
                 spec = self._plan.params[member]
-                flat = {kind: t if kind in PER_TENSOR else t.view(spec.shape) for kind, t in entry.items()}
-                state[spec.name] = flat
+                state[spec.name] = {k: t if k in PER_TENSOR else t.view(spec.shape) for k, t in entry.items()}
         return state
 
     def resumed(self, step: int, *, flushed: bool = False) -> None:

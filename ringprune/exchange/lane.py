@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ringprune.comm.communicator import Communicator
-from ringprune.errors import CommunicatorError
+from ringprune.errors import CommunicatorError, UsageError
 from ringprune.exchange.rotation import Rotation
 from ringprune.guard import Guard
 from ringprune.metrics import Content, Metrics
@@ -52,6 +52,7 @@ class Setting:
         whole: send all entries, and as they are, so that nothing is kept back.
         first: the step at which this exchange began, where another one had gone before.
         failure: in a hierarchy, what went wrong between the nodes: nothing more is exchanged.
+        torn: of what is kept back some is that of after the exchange under way already, some not yet.
     """
 
     policy: Policy
@@ -68,6 +69,20 @@ class Setting:
     whole: bool = False
     first: int = 0
     failure: CommunicatorError | None = None
+    torn: bool = False
+
+    def check_whole(self) -> None:
+        """Before something is saved or exchanged: after an exchange that was broken off there may be nothing whole.
+
+        Raises:
+            UsageError: so it is; on this rank.
+        """
+        if self.torn:
+            raise UsageError(
+                "an exchange was broken off in the middle, by an error or a signal: what this rank keeps back is that "
+                "of neither before nor after it, and nothing can be saved, loaded or exchanged. Start again from the "
+                "last checkpoint, on all ranks"
+            )
 
     def sums_by_ring(self, values: Tensor) -> bool:
         """Whether ``values`` are summed by our ring."""
@@ -209,5 +224,9 @@ class Lane(ABC):
             return reduction.wait_for_sum()
 
     def _under_way(self) -> Average:
-        assert self._reduction is not None, "the bucket's reduction was not started"
+        if self._reduction is None:
+            raise UsageError(
+                "an exchange was broken off by an error or a signal, and the rest of it cannot be made: start again "
+                "from the last checkpoint, on all ranks"
+            )
         return self._reduction
