@@ -11,6 +11,7 @@ from types import TracebackType
 
 import torch
 
+from ringprune.comm.waiting import waiting_for
 from ringprune.exchange.dispatch import Dispatch
 
 __all__ = ["Driver"]
@@ -81,7 +82,9 @@ class Driver:
         Raises:
             CommunicatorError: as the communicator raises it.
         """
-        self._wait_for(buckets)
+        what = f"the averages of bucket {min(buckets, default=0)}"
+        with waiting_for(what, self._dispatch.rank) if self._threaded else nullcontext():
+            self._wait_for(buckets)
         if self._stream is not None:  # what the thread has copied comes before what the program does with it
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 

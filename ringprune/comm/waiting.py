@@ -11,7 +11,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from torch import Tensor
@@ -19,7 +20,7 @@ from torch import Tensor
 from ringprune.comm.call import Call
 from ringprune.errors import CommunicatorError
 
-__all__ = ["FinishedHandle", "Waiter"]
+__all__ = ["FinishedHandle", "Waiter", "waiting_for"]
 
 SHORTEST_PAUSE = 50e-6
 LONGEST_PAUSE = 1e-3
@@ -31,10 +32,22 @@ _PEER_GONE = ("shut down", "Connection closed by peer", "Connection reset by pee
 
 _log = logging.getLogger("ringprune")
 
-_waits: dict[int, tuple[int, Call]] = {}  # what the threads of this process wait for now: rank and call
+_waits: dict[int, tuple[int, object]] = {}  # what the threads of this process wait for now: rank, and call or words
 _wait_numbers = itertools.count()
 _handler_considered = False
 os.register_at_fork(after_in_child=_waits.clear)  # a forked child waits for nothing
+
+
+@contextmanager
+def waiting_for(what: object, rank: int) -> Iterator[None]:
+    """Inside, a rank that is told to stop says what it waits for."""
+    number = next(_wait_numbers)
+    _waits[number] = rank, what
+    try:
+        _consider_handler()
+        yield
+    finally:
+        del _waits[number]
 
 
 class FinishedHandle:
@@ -133,13 +146,8 @@ class Waiter:
         return result
 
     def _wait(self, call: Call, done: Callable[[], bool]) -> None:
-        number = next(_wait_numbers)
-        _waits[number] = self.rank, call
-        try:
-            _consider_handler()
+        with waiting_for(call, self.rank):
             self._poll(call, done)
-        finally:
-            del _waits[number]
 
     def _poll(self, call: Call, done: Callable[[], bool]) -> None:
         start = time.monotonic()
@@ -222,8 +230,8 @@ def _consider_handler() -> None:
 
 
 def _tell_and_stop(signum: int, frame: FrameType | None) -> None:
-    for rank, call in list(_waits.values()):
+    for rank, what in list(_waits.values()):
         # os.write: sys.stderr may be in the middle of a line when the signal comes.
-        os.write(2, f"ringprune: rank {rank} stopped while waiting for {call}\n".encode())
+        os.write(2, f"ringprune: rank {rank} stopped while waiting for {what}\n".encode())
     signal.signal(signum, signal.SIG_DFL)
     os.kill(os.getpid(), signum)

@@ -58,6 +58,11 @@ class Dispatch:
         self._outstanding: set[int] = set()
 
     @property
+    def rank(self) -> int:
+        """This rank's number."""
+        return self._comm.rank
+
+    @property
     def idle(self) -> bool:
         """Whether nothing of a step is left to be started."""
         return self._then is None

@@ -54,8 +54,17 @@ DYING: list[tuple[str, Launcher]] = [
 
 @pytest.mark.parametrize(("kind", "launcher"), DYING)
 def test_survivors_of_a_dead_rank_say_which_collective_they_were_in(kind: str, launcher: Launcher) -> None:
-    job = run_job("tests.mpi.jobs.dying", kind, np=3, launcher=launcher, timeout=90, check=False)
+    job = run_job("tests.mpi.jobs.dying", kind, "iwp", np=3, launcher=launcher, timeout=90, check=False)
     assert job.returncode not in (0, None), job.tails()
     assert "without rank 1" not in job.output
     # In quotes, with what it was: a traceback's own lines name buckets and the verdict too.
     assert re.search(r'"(bucket \d+ \w+|verdict)[^"]*" \(\w+ of \d+ \w+', job.output), job.tails()
+
+
+@pytest.mark.parametrize("kind", ["mpi", "horovod"])
+def test_survivors_of_a_dead_rank_say_which_bucket_of_a_schedule_they_missed(kind: str) -> None:
+    """They were ended without a word, but for one that had waited for five seconds."""
+    job = run_job("tests.mpi.jobs.dying", kind, "p3", np=3, timeout=90, check=False)
+    assert job.returncode not in (0, None), job.tails()
+    assert "without rank 1" not in job.output
+    assert re.search(r"rank [02] stopped while waiting for the averages of bucket \d+", job.output), job.tails()
