@@ -76,9 +76,12 @@ def check_origin(saved: Any, rank: int, size: int, keepers: int) -> Origin:
     if not isinstance(saved["parameters"], Mapping):
         raise CheckpointError("the checkpoint's 'ringprune' entry is damaged: its parameters are no table")
     for name, entry in saved["parameters"].items():
-        if not isinstance(entry, Mapping) or not all(isinstance(tensor, Tensor) for tensor in entry.values()):
+        if not isinstance(entry, Mapping) or not all(map(_is_plain, entry.values())):
             raise CheckpointError(f"the checkpoint's 'ringprune' entry is damaged at parameter {name!r}")
+    if not isinstance(saved.get("auto", {}), Mapping):
+        raise CheckpointError("the checkpoint's 'ringprune' entry is damaged: its auto is no table")
     origin = Origin(**{name: saved[name] for name in names})
+    _check_facts(origin)
     if not origin.flushed and (origin.rank, origin.size) != (rank, size):
         raise CheckpointError(
             f"the checkpoint holds the residuals of rank {origin.rank} of {origin.size}, this is rank {rank} of "
@@ -92,6 +95,27 @@ def check_origin(saved: Any, rank: int, size: int, keepers: int) -> Origin:
             "saving"
         )
     return origin
+
+
+def _check_facts(origin: Origin) -> None:
+    """Whether each is what :func:`save` writes."""
+    counts = ("rank", "size", "keepers", "step", "local_steps")
+    fits = {name: type(value := getattr(origin, name)) is int and value >= 0 for name in counts}
+    fits |= {"flushed": isinstance(origin.flushed, bool), "fault": isinstance(origin.fault, str | None)}
+    fits |= {"findings": _is_list_of(str, origin.findings), "highest": _is_list_of((int, float), origin.highest)}
+    wrong = [f"{name}={getattr(origin, name)!r}" for name, fit in fits.items() if not fit]
+    if wrong:
+        raise CheckpointError(f"the checkpoint's 'ringprune' entry is damaged: {', '.join(wrong)}")
+
+
+def _is_list_of(kind: Any, values: Any) -> bool:
+    return isinstance(values, list | tuple) and all(isinstance(value, kind) for value in values)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether it is a tensor of numbers that can be copied from."""
+    plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided
+    return plain and not tensor.is_meta and not tensor.is_complex()
 
 
 def without_kept(saved: Tensors) -> dict[str, dict[str, Tensor]]:

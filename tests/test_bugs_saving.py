@@ -181,3 +181,39 @@ def test_nothing_is_saved_of_a_flush_that_was_broken_off(monkeypatch: pytest.Mon
             optimizer.state_dict()
 
     rp.simulate(1, rank)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("step", "x"),
+        ("step", None),
+        ("step", -1),
+        ("rank", 0.0),
+        ("flushed", 1),
+        ("findings", 5),
+        ("fault", 3),
+        ("highest", ["x"]),
+        ("auto", None),
+        ("parameters", {"0.weight": {"residual": torch.zeros(64, 64).to_sparse()}}),
+        ("parameters", {"0.weight": {"residual": torch.zeros(64, 64, device="meta")}}),
+        ("parameters", {"0.weight": {"residual": torch.zeros(64, 64, dtype=torch.complex64)}}),
+    ],
+)
+def test_an_entry_that_was_changed_by_hand_is_refused(field: str, value: Any) -> None:
+    """Bare errors of Python and torch, after a part of the state was overwritten; -1 failed at the next step."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.IWP(0.05))
+        run(model, optimizer, comm.rank, 2)
+        saved = copy.deepcopy(optimizer.state_dict())
+        before = copy.deepcopy(saved["ringprune"])
+        saved["ringprune"][field] = value
+        with pytest.raises(rp.CheckpointError, match="entry is damaged"):
+            optimizer.load_state_dict(saved)
+        after = optimizer.state_dict()["ringprune"]
+        for name, kinds in before["parameters"].items():
+            assert all(same_bytes(tensor, after["parameters"][name][kind]) for kind, tensor in kinds.items())
+
+    rp.simulate(1, rank)

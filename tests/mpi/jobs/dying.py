@@ -1,6 +1,6 @@
 """A training job in which one rank dies in the middle of a step, for the others to tell of.
 
-Arguments: the kind of communicator, and the policy: ``iwp``, which waits in step(), or ``p3``, in the next forward pass.
+Arguments: the kind of communicator, and the policy: ``iwp`` waits in step(), ``p3`` in the next forward pass.
 """
 
 import os
