@@ -238,7 +238,7 @@ def shake_hands(facts: Sequence[str], comm: Communicator, device: torch.device, 
     failed = [rank for rank in range(comm.size) if rows[rank, -1]]
     if failed:
         raise RankMismatchError(
-            f"rank {failed[0]} could not build its optimizer ({len(failed)} of {comm.size} ranks): {texts[failed[0]]}"
+            f"rank {failed[0]} could not build its part ({len(failed)} of {comm.size} ranks): {texts[failed[0]]}"
         )
     raise RankMismatchError(_first_difference([text.split("\n") for text in texts]))
 

@@ -111,6 +111,13 @@ class Policy:
     rows: Rows | None = None
 
     def __post_init__(self) -> None:
+        self._check_kinds()
+        self._check_values()
+        self._check_own_sets()
+        self._check_schedule()
+        self._check_others()
+
+    def _check_kinds(self) -> None:
         for name, value, kind, example in (
             ("density", self.density, Density, "Density(0.01)"),
             ("roots", self.roots, Roots, 'Roots("all")'),
@@ -123,16 +130,24 @@ class Policy:
                 )
         if not hasattr(self.score, "parameters"):
             raise ArgumentTypeError(f"Policy.score={self.score!r}: a score, such as ringprune.importance.Magnitude()")
-        if not isinstance(self.local_steps, LocalSteps | None):
-            raise ArgumentTypeError(
-                f"Policy.local_steps={self.local_steps!r}: a ringprune.LocalSteps, such as LocalSteps(4), or None"
-            )
+        for name, given, wanted, such in (
+            ("local_steps", self.local_steps, LocalSteps, "LocalSteps(4)"),
+            ("schedule", self.schedule, LayerPriority, "LayerPriority()"),
+            ("rows", self.rows, Rows, "Rows()"),
+        ):
+            if given is not None and not isinstance(given, wanted):
+                raise ArgumentTypeError(
+                    f"Policy.{name}={given!r}: a ringprune.{wanted.__name__}, such as {such}, or None"
+                )
+
+    def _check_values(self) -> None:
         real_number("explore", self.explore, least=0, most=1)
         one_of("correction", self.correction, CORRECTIONS)
         flag("mask_velocity", self.mask_velocity)
         one_of("values", self.values, VALUE_FORMATS)
         one_of("dense_values", self.dense_values, VALUE_FORMATS)
         one_of("index_format", self.index_format, INDEX_FORMATS)
+        one_of("index_sets", self.index_sets, INDEX_SETS)
         one_of("reduction", self.reduction, REDUCTIONS)
         flag("lookahead", self.lookahead)
         real_number("low_pass", self.low_pass, above=0, most=1)
@@ -142,34 +157,34 @@ class Policy:
         one_of("layers", self.layers, LAYERS)
         real_number("smoothing", self.smoothing, least=0, most=1)
         whole_number("turns", self.turns, 1)
-        if one_of("index_sets", self.index_sets, INDEX_SETS) != "shared":
+
+    def _check_own_sets(self) -> None:
+        if self.index_sets != "shared":
             any_values = {"values": self.values} if self.index_sets == "balanced" else {}
             why = "each rank chooses for itself, and sums are of float32"
             self._goes_with("index_sets", why, OWN_SETS_GO_WITH | any_values)
+
+    def _check_schedule(self) -> None:
+        if self.schedule is None:
+            return
+        why = "a bucket is sent as soon as its own gradients are there, and its layer steps alone"
+        self._goes_with("schedule", why, {"local_steps": None, "lookahead": False, "turns": 1})
+        if self.reduction == "ring":
+            raise ConfigurationError(
+                'reduction="ring" with a schedule: the steps of our ring match by their order, and each rank waits '
+                'for its buckets in an order of its own; use "auto" or "library"'
+            )
+        if self.clipping.norm is not None:
+            raise ConfigurationError(
+                f"clip_norm={self.clipping.norm:g} with a schedule: the norm over all gradients is known only when "
+                "the last is there; use clip_norm_per_tensor"
+            )
+
+    def _check_others(self) -> None:
         if self.smoothing:
             seed = {"explore_by": "seed"} if self.explore else {}
             why = "what the estimate moves has to leave all residuals, at once and whole"
             self._goes_with("smoothing", why, {"low_pass": 1.0} | seed)
-
-        if not isinstance(self.schedule, LayerPriority | None):
-            raise ArgumentTypeError(
-                f"Policy.schedule={self.schedule!r}: a ringprune.LayerPriority, such as LayerPriority(), or None"
-            )
-        if self.schedule is not None:
-            why = "a bucket is sent as soon as its own gradients are there, and its layer steps alone"
-            self._goes_with("schedule", why, {"local_steps": None, "lookahead": False, "turns": 1})
-            if self.reduction == "ring":
-                raise ConfigurationError(
-                    'reduction="ring" with a schedule: the steps of our ring match by their order, and each rank waits '
-                    'for its buckets in an order of its own; use "auto" or "library"'
-                )
-            if self.clipping.norm is not None:
-                raise ConfigurationError(
-                    f"clip_norm={self.clipping.norm:g} with a schedule: the norm over all gradients is known only when "
-                    "the last is there; use clip_norm_per_tensor"
-                )
-        if not isinstance(self.rows, Rows | None):
-            raise ArgumentTypeError(f"Policy.rows={self.rows!r}: a ringprune.Rows, such as Rows(), or None")
         if self.rows is not None:
             why = "rows of gradients are exchanged whole tables at a time, at every step"
             self._goes_with("rows", why, {"schedule": None, "local_steps": None})
