@@ -76,7 +76,7 @@ def wants_cuda(mode: str, torch: ModuleType) -> bool:
         missing.append("a torch that is built for CUDA")
     release = release_of(home)
     if release is None:
-        missing.append("a CUDA toolkit (nvcc, CUDA_HOME)")
+        missing.append("a CUDA toolkit with bin/nvcc and include/cuda_runtime.h (CUDA_HOME)")
     elif built_for and release.split(".")[0] != built_for.split(".")[0]:
         missing.append(f"the CUDA toolkit {built_for.split('.')[0]} that torch is built for, where nvcc is {release}")
     elif numbers(release) < OLDEST_NVCC:

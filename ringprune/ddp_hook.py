@@ -139,6 +139,7 @@ class DDPHook:
         self._steady, self._alike = False, 0  # how many passes in a row have had the layout of the one before
         self._exchange: Exchange | None = None
         self._saved: dict[str, Any] | None = None
+        self._state: object = None  # what register_comm_hook was given; others take a process group there
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # private; torch.compile, of a whole loop, fails on what is here
     def __call__(self, state: object, bucket: Any) -> "torch.futures.Future[Tensor]":
@@ -147,11 +148,7 @@ class DDPHook:
         Raises:
             NonFiniteGradientError, RankMismatchError, UsageError, ConfigurationError: on all ranks, out of backward().
         """
-        if state is not None:
-            raise ConfigurationError(
-                f"register_comm_hook({type(state).__name__}, ...) with ringprune.ddp_hook: the state is None, and a "
-                'process group is named by ddp_hook(comm=ringprune.connect("torch", process_group=...))'
-            )
+        self._state = state
         params = list(bucket.parameters())
         if bucket.index() == 0:
             self._begin(params)
@@ -336,14 +333,14 @@ class DDPHook:
         self._found = []
 
     def _other_ranks(self) -> str | None:
-        """What is wrong where DDP is one of other ranks than the hook's communicator."""
-        ranks = ranks_of_ddp(self._params)
-        if ranks in (None, self._comm.size):
+        """What is wrong where DDP, or the hook's state, is of another number of ranks than the communicator."""
+        size, sizes = self._comm.size, ranks_of_ddp(self._params)
+        instead = 'ringprune.ddp_hook(..., comm=ringprune.connect("torch", process_group=...))'
+        if self._state is not None and size != (self._state.size() if hasattr(self._state, "size") else None):
+            return f"register_comm_hook({type(self._state).__name__}, ...): the hook takes no state; write {instead}"
+        if not sizes or size in sizes:
             return None
-        return (
-            f"DistributedDataParallel(process_group=...) averages over {ranks} ranks and this hook over "
-            f'{self._comm.size}: ringprune.ddp_hook(..., comm=ringprune.connect("torch", process_group=...))'
-        )
+        return f"DistributedDataParallel averages over {sizes[0]} ranks and this hook over {size}: write {instead}"
 
     # -- between passes -----------------------------------------------------------------------------------------------
 
@@ -355,6 +352,7 @@ class DDPHook:
         """What this rank keeps back, by parameter name; empty before the first backward pass."""
         if self._exchange is None:
             return dict(self._saved or {})
+        self._exchange.check_whole()
         origin = checkpoint.Origin(
             self._comm.rank,
             self._comm.size,

@@ -82,7 +82,7 @@ class Driver:
         Raises:
             CommunicatorError: as the communicator raises it.
         """
-        what = f"the averages of bucket {min(buckets, default=0)}"
+        what = f"the averages of {len(buckets)} buckets, from bucket {min(buckets, default=0)} on"
         with waiting_for(what, self._dispatch.rank) if self._threaded else nullcontext():
             self._wait_for(buckets)
         if self._stream is not None:  # what the thread has copied comes before what the program does with it

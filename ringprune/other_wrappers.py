@@ -44,11 +44,11 @@ def averaged_elsewhere(params: Iterable[Tensor]) -> str | None:
     return None
 
 
-def ranks_of_ddp(params: Iterable[Tensor]) -> int | None:
-    """Over how many ranks a ``DistributedDataParallel`` averages the gradients of ``params``; None without one."""
-    holders = (holder for holder, _ in _holders({id(param) for param in params}))
+def ranks_of_ddp(params: Iterable[Tensor]) -> list[int]:
+    """Over how many ranks each ``DistributedDataParallel`` of ``params`` averages, of those that do not keep still."""
+    holders = (holder for holder, _ in _holders({id(param) for param in params}) if not _keeps_still(holder))
     groups = (getattr(holder, "process_group", None) for holder in holders)
-    return next((int(group.size()) for group in groups if group is not None), None)
+    return [int(group.size()) for group in groups if group is not None]
 
 
 class Others:

@@ -138,6 +138,8 @@ def test_a_checkpoint_that_is_refused_changes_nothing() -> None:
             optimizer.load_state_dict(saved)
         after = optimizer.state_dict()["ringprune"]["parameters"]
         assert {name: kept.keys() for name, kept in after.items()} == {n: kept.keys() for n, kept in before.items()}
+        for name, kept in before.items():
+            assert all(same_bytes(tensor, after[name][kind]) for kind, tensor in kept.items())
 
     only(rank)
 

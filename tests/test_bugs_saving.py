@@ -144,7 +144,8 @@ def test_nothing_is_saved_of_an_exchange_that_was_broken_off(
         model = make_model()
         optimizer = wrap(model, comm, policy, bucket_bytes=13_000, **options)
         run(model, optimizer, comm.rank, 5)
-        before = copy.deepcopy(optimizer.state_dict()["ringprune"])
+        last = copy.deepcopy(optimizer.state_dict())
+        before = last["ringprune"]
         loss_of(model, next(batches(comm.rank, 1, 5))).backward()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
             patch.setattr(KeptLane, "_unpack", interrupted)
@@ -152,6 +153,11 @@ def test_nothing_is_saved_of_an_exchange_that_was_broken_off(
         if not whole:
             with pytest.raises(rp.UsageError, match=TORN):
                 optimizer.state_dict()
+            if policy.local_steps:  # else a backward pass is under way
+                optimizer.load_state_dict(last)
+                run(model, optimizer, comm.rank, 2, 6)
+                assert optimizer.state_dict()["ringprune"]["step"] == before["step"] + 1
+                return
             with pytest.raises(rp.UsageError, match="an exchange was broken off"):
                 optimizer.synchronize()  # what zero_grad() advises; it was an AssertionError, or went on without a word
                 run(model, optimizer, comm.rank, 2, 6)
@@ -179,6 +185,29 @@ def test_nothing_is_saved_of_a_flush_that_was_broken_off(monkeypatch: pytest.Mon
             optimizer.flush()
         with pytest.raises(rp.UsageError, match=TORN):
             optimizer.state_dict()
+        with pytest.raises(rp.UsageError, match=TORN):
+            optimizer.flush()  # it would send nothing, and call all well
+
+    rp.simulate(1, rank)
+
+
+def test_what_was_broken_off_after_a_flush_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """close() asked for velocities to be given back, was refused, and left the hooks on the parameters."""
+
+    def failing(*args: Any) -> None:
+        raise rp.CommunicatorError("a rank is gone")
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.IWP(0.05))
+        run(model, optimizer, comm.rank, 3)
+        optimizer.flush()
+        loss_of(model, next(batches(comm.rank, 1, 3))).backward()
+        with monkeypatch.context() as patch, pytest.raises(rp.CommunicatorError, match="gone"):
+            patch.setattr(KeptLane, "_unpack", failing)
+            optimizer.step()
+        optimizer.close()
+        run(model, wrap(model, comm, rp.IWP(0.05)), comm.rank, 1)
 
     rp.simulate(1, rank)
 

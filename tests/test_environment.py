@@ -304,7 +304,7 @@ def toolkit(folder: Path, release: str | None) -> Path:
 @pytest.mark.parametrize(
     ("built_for", "release", "words"),
     [
-        ("13.0", None, r"needs? a CUDA toolkit \(nvcc, CUDA_HOME\)"),
+        ("13.0", None, r"needs? a CUDA toolkit with bin/nvcc and include/cuda_runtime.h \(CUDA_HOME\)"),
         ("13.0", "12.4", "needs? the CUDA toolkit 13 that torch is built for, where nvcc is 12.4"),
         ("12.8", "12.0", "needs? nvcc 12.1 or newer, where it is 12.0"),
         ("12.8", "12.4", None),
@@ -351,6 +351,13 @@ def test_an_nvcc_outside_of_its_toolkit_does_not_end_the_set_up(
     environment = load(monkeypatch, "checkout").environment()
     assert environment["CUDA_HOME"] == str(whole)
     assert environment["PATH"].split(":")[1:3] == [str(whole / "bin"), str(script.parent)]
+
+    script.write_text("\x7fELF of another machine")  # it ended the set-up, also with TORCH=cpu
+    monkeypatch.setattr(load(monkeypatch, "cuda_toolkit"), "USUAL", tmp_path / "none")
+    assert "CUDA_HOME" not in load(monkeypatch, "checkout").environment()
+    monkeypatch.chdir(whole / "bin")
+    monkeypatch.setenv("PATH", ".")
+    assert load(monkeypatch, "checkout").environment()["CUDA_HOME"] == str(whole)
 
     extension = SimpleNamespace(CUDA_HOME=str(script.parents[1]))  # as torch guesses where nobody says CUDA_HOME
     torch = SimpleNamespace(

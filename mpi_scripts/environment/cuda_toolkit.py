@@ -22,9 +22,12 @@ def _of_nvcc() -> list[Path]:
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         return []
-    done = subprocess.run([nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True)
+    try:
+        done = subprocess.run([nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True)
+    except OSError:  # of another machine
+        return []
     top = re.search(r"^#\$ TOP=(.+)$", done.stdout + done.stderr, re.MULTILINE)
-    return [Path(nvcc).parents[1], *([Path(top[1]).resolve()] if top else [])]
+    return [Path(nvcc).absolute().parents[1], *([Path(top[1]).resolve()] if top else [])]
 
 
 def _is_toolkit(folder: Path) -> bool:

@@ -96,7 +96,7 @@ class Pilot:
         if not parts.params or len(auto.policies(parts.inner, parts.comm)) < 2:
             return None
         pilot = cls(auto, parts, bucket_bytes)
-        weakref.finalize(owner, pilot._land).atexit = False
+        weakref.finalize(owner, _land, weakref.ref(pilot)).atexit = False  # who has the owner may be had by the pilot
         return pilot
 
     def stepped(self) -> GradientMode:
@@ -112,9 +112,6 @@ class Pilot:
         if not isinstance(error, RingPruneError) and self.stepped() is not before and before.fault is not None:
             self.mode.note_fault(before.fault)  # all ranks are to hear of it
         return self.mode
-
-    def _land(self) -> None:
-        self._course.close()
 
     def stats(self) -> dict[str, Any]:
         """What was measured, predicted and chosen, as plain numbers and words."""
@@ -394,3 +391,8 @@ class Pilot:
         mode.backward.passes = passes
         mode.backward.reset()
         self.mode, self.chosen, self._policy = mode, chosen, policy
+
+
+def _land(pilot: "weakref.ref[Pilot]") -> None:
+    if (alive := pilot()) is not None:
+        alive._course.close()

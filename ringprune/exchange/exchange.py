@@ -55,6 +55,7 @@ class Exchange:
         first: exchanges that another one made before.
 
     Attributes:
+        first: as given.
         step: exchanges made, by another one too; the counter behind roots, exploration and warm-up.
         checked: whether all ranks are known to have started alike; until then :meth:`begin` waits for the others.
     """
@@ -131,11 +132,9 @@ class Exchange:
         """Bytes of a bucket's float32 sum after warm-up; 0 where pairs or rows are added up instead."""
         policy = self._setting.policy
         packed = bucket.route == "packed"
-        if packed and policy.index_sets != "shared":
-            return 0.0
-        if bucket.route == "rows" and policy.rows is not None and policy.rows.way in ("gather", "owners"):
-            return 0.0
-        if (policy.values if packed else policy.dense_values) != "fp32":
+        pairs = packed and policy.index_sets != "shared"
+        rows = bucket.route == "rows" and policy.rows is not None and policy.rows.way in ("gather", "owners")
+        if pairs or rows or (policy.values if packed else policy.dense_values) != "fp32":
             return 0.0
         return 4 * bucket.numel * (policy.density.target if packed else 1.0)
 
@@ -154,7 +153,7 @@ class Exchange:
             count: tell how many entries of each tensor are NaN or infinite, int64; else that may be None.
         """
         if index == 0:
-            self._setting.check_whole()
+            self.check_whole()
         started, found = self._lanes[index], self.start_alone(index, corrected, correction, count=count)
         # Lanes that are over here are over on every rank when their turn would come there.
         self._turns.extend([started] * (1 + started.eager) + [lane for lane in self._lanes[:index] if not lane.over])
@@ -238,10 +237,7 @@ class Exchange:
         self._setting.metrics.exchanged()
 
     def look_ahead(self) -> None:
-        """The weights have made their step: begin with what can be done of the next one, where the policy asks for it.
-
-        Returns at once; what is sent travels while the forward pass runs.
-        """
+        """The weights have made their step: begin with the next one, where the policy asks for it; returns at once."""
         for lane in self._lanes:
             lane.look_ahead(self.step)
 
@@ -281,6 +277,7 @@ class Exchange:
         Args:
             outputs: one contiguous tensor per parameter; those of packed buckets are overwritten with the average.
         """
+        self.check_whole()
         self.forget()
         with self._setting.metrics.sending("headers"):
             self._setting.comm.barrier(name="flush()")  # a rank that has batches left may be in a step
@@ -289,6 +286,10 @@ class Exchange:
             if keeps:
                 lane.flush([outputs[i] for i in lane.bucket.members])
         self._setting.torn = False
+
+    def check_whole(self) -> None:
+        """See :meth:`Setting.check_whole`."""
+        self._setting.check_whole()
 
     def send_whole(self, when: Callable[[int], bool]) -> None:
         """Send everything, and as it is, once ``when``, told the exchange's number, says so; alike on all ranks.
@@ -384,7 +385,6 @@ class Exchange:
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """What must be saved of each parameter that keeps something, as views by name and kind."""
-        self._setting.check_whole()
         state: dict[str, dict[str, Tensor]] = {}
         for lane in self._lanes:
             for member, entry in lane.state().items():
@@ -395,6 +395,6 @@ class Exchange:
     def resumed(self, step: int, *, flushed: bool = False) -> None:
         """The state was overwritten from a checkpoint made after ``step`` exchanges; check again before going on."""
         self.forget()
-        self.step, self.checked = step, False
+        self.step, self.checked, self._setting.torn = step, False, False
         for lane in self._lanes:
             lane.resumed(flushed=flushed or not step)

@@ -80,8 +80,8 @@ class Setting:
         if self.torn:
             raise UsageError(
                 "an exchange was broken off in the middle, by an error or a signal: what this rank keeps back is that "
-                "of neither before nor after it, and nothing can be saved, loaded or exchanged. Start again from the "
-                "last checkpoint, on all ranks"
+                "of neither before nor after it, and nothing can be saved or exchanged. Start again from the last "
+                "checkpoint, on all ranks"
             )
 
     def sums_by_ring(self, values: Tensor) -> bool:

@@ -730,6 +730,24 @@ def test_what_is_closed_has_no_residuals_any_more(monkeypatch: pytest.MonkeyPatc
     rp.simulate(2, rank)
 
 
+def test_a_model_that_has_its_optimizer_is_gone_when_it_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ends the course when the wrapper goes had the pilot, and with it the model: neither went, ever."""
+    follow(monkeypatch, [1])
+
+    def rank(comm: rp.comm.Communicator) -> weakref.ref[nn.Module]:
+        model = cast(Any, make_model())
+        auto = rp.Auto((rp.Dense(), rp.IWP(0.05)))
+        named = model.named_parameters()
+        model.optimizer = rp.DistributedOptimizer(sgd(model.parameters()), named, policy=auto, comm=comm, model=model)
+        run(model, model.optimizer, comm.rank, 10)
+        return weakref.ref(model)
+
+    models = rp.simulate(2, rank)
+    gc.collect()
+    gc.collect()
+    assert not any(model() for model in models)
+
+
 def test_a_wrapper_that_is_dropped_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its course kept it alive until Python looked for cycles: the model could not be wrapped again, on some ranks."""
     follow(monkeypatch, [1])

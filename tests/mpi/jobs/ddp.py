@@ -52,9 +52,16 @@ def other_ranks_than_the_hook_s_are_refused(comm: rp.comm.Communicator) -> None:
         train(ddp, comm.rank, 1)
 
     ddp = DistributedDataParallel(make_model())
-    ddp.register_comm_hook(groups[comm.rank], rp.ddp_hook(rp.Dense()))
-    with pytest.raises(rp.ConfigurationError, match="the state is None"):
+    ddp.register_comm_hook(groups[0] if comm.rank == 0 else None, rp.ddp_hook(rp.Dense()))
+    with pytest.raises(rp.RankMismatchError, match="the hook takes no state"):
         train(ddp, comm.rank, 1)
+
+    model = make_model()
+    still = DistributedDataParallel(model, process_group=groups[comm.rank])
+    still.require_backward_grad_sync = False
+    ddp = DistributedDataParallel(model)
+    ddp.register_comm_hook(torch.distributed.group.WORLD, rp.ddp_hook(rp.Dense()))
+    train(ddp, comm.rank, 1)
 
 
 def a_static_graph_changes_its_buckets_late(comm: rp.comm.Communicator) -> None:
