@@ -109,13 +109,14 @@ def divide(total: int, weights: Sequence[int], numels: Sequence[int]) -> list[in
         room = {i: numel - k for i, (numel, k) in enumerate(zip(numels, budget, strict=True)) if numel > k}
         by = {i: weights[i] for i in room} if any(weights[i] for i in room) else room
         whole = sum(by.values())
-        parts = {i: left * weight // whole for i, weight in by.items()}
-        if all(parts[i] <= room[i] for i in room):
-            over = left - sum(parts.values())
-            for i in sorted(room, key=lambda i: -(left * by[i] % whole))[:over]:
-                parts[i] += 1
-        for i, part in parts.items():
-            budget[i] += min(part, room[i])
+        full = [i for i, weight in by.items() if left * weight > room[i] * whole]
+        for i in full:
+            budget[i] += room[i]
+        if not full:
+            parts = {i: left * weight // whole for i, weight in by.items()}
+            over = set(sorted(by, key=lambda i: -(left * by[i] % whole))[: left - sum(parts.values())])
+            for i, part in parts.items():
+                budget[i] += part + (i in over)
     return budget
 
 
