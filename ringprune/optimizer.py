@@ -206,7 +206,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         finally:
             self._should_synchronize = True
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # as synchronize()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Exchange gradients, unless :meth:`synchronize` has, and let the wrapped optimizer step.
 

@@ -7,6 +7,9 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from ringprune.drawing import load_pyplot
+from ringprune.errors import DependencyError
+
 __all__ = ["above_zero", "at_least", "file", "folder", "picture", "rate", "share", "target", "written_rate"]
 
 UNLIMITED = "unlimited"
@@ -110,9 +113,9 @@ def picture(text: str) -> Path:
     path = file(text)
     if not _other_rank():
         try:
-            import matplotlib  # noqa: F401
-        except ImportError as error:
-            raise argparse.ArgumentTypeError("plots need matplotlib: pip install matplotlib") from error
+            load_pyplot()
+        except DependencyError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
     return path
 
 

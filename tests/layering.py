@@ -6,8 +6,8 @@
             |                 |                      |
             +---> comm/<x>    +--> comm/communicator <+   (the protocol only)
         prediction: what a policy would take; importable by policies and all above them
-    leaves, importable by all: errors, plan, slicing, metrics, compiled, counter_rng, validation, readers, guard,
-    row_sets, memory, pages, rank_words, bitmap
+    leaves, importable by all: errors, plan, slicing, metrics, compiled, counter_rng, drawing, validation, readers,
+    guard, row_sets, memory, pages, rank_words, bitmap
 """
 
 import ast
@@ -23,6 +23,7 @@ LEAVES = {
     "compiled",
     "counter_rng",
     "devices",
+    "drawing",
     "validation",
     "readers",
     "guard",

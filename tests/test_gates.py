@@ -208,7 +208,7 @@ def test_a_compiled_module_runs_what_waits_as_it_is() -> None:
     seen: list[bool] = []
     Gates(model, list(model.parameters()), lambda needed: seen.append(torch.compiler.is_compiling()))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # of torch's own about what it does not go into
         for layer in model:
             layer.compile(backend="eager")
         for _ in range(3):
