@@ -17,17 +17,18 @@ struct Sent {
   const std::optional<at::Tensor>& rest;
   bool masks;  // velocities leave as well, but in tensors that were sent whole
 
-  void check(const char* op, int64_t numel) const {
+  // All but the values of the indices.
+  void check(const char* op, int64_t numel, at::Device device) const {
     TORCH_CHECK_VALUE(indices || !rest, "ringprune::", op,
                       ": rest is what is left where something was sent; sent is None");
-    if (indices) check_indices(op, *indices, numel, "sent");
-    if (rest) check_flat({op, "rest"}, *rest, at::kFloat, indices->numel());
+    if (!indices) return;
+    check_indices_tensor(op, *indices, numel, device, "sent");
+    if (rest) check_flat({op, "rest"}, *rest, at::kFloat, indices->numel(), device);
   }
 
-  // For kernels that do not know of it.
-  void refuse(const char* op) const {
-    TORCH_CHECK_VALUE(!indices && !rest, "ringprune::", op,
-                      ": sent is for the CPU; elsewhere take() is needed, and sent None");
+  // For the CPU: it can read them without waiting.
+  void check_values(const char* op, int64_t numel) const {
+    if (indices) check_indices(op, *indices, numel, "sent");
   }
 };
 
@@ -61,7 +62,7 @@ struct Accumulation {
     check_numbers({op, "factors"}, factors, grads.size());
     check_numbers({op, "momentum"}, momentum, grads.size());
     check_length({op, "nesterov"}, nesterov.size(), grads.size());
-    device.is_cpu() ? sent.check(op, numel) : sent.refuse(op);
+    sent.check(op, numel, device);
     check_overlaps();
     return offsets;
   }

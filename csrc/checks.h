@@ -105,6 +105,16 @@ inline void check_positions(const char* op, int64_t numel) {
                     " are allowed, for positions are int32");
 }
 
+// Refuses what cannot be ascending positions below `numel`; it looks at none of them.
+inline void check_indices_tensor(const char* op, const at::Tensor& indices, int64_t numel, at::Device device,
+                                 const char* name = "indices") {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  check_flat({op, name}, indices, at::kInt, indices.numel(), device);
+  check_positions(op, numel);
+  TORCH_CHECK_VALUE(indices.numel() <= kMost, Name{op, name}.str(), " has ", indices.numel(), " entries; at most ",
+                    kMost, " int32 numbers from 0 on ascend strictly");
+}
+
 // Whether index[begin ... end - 1] are strictly ascending, the one before included, and in [0, numel).
 inline bool are_indices(const int32_t* index, int64_t begin, int64_t end, int64_t numel) {
   if (begin == end) return true;
@@ -116,8 +126,7 @@ inline bool are_indices(const int32_t* index, int64_t begin, int64_t end, int64_
 
 // Refuses indices that are not int32, 1-D and strictly ascending in [0, numel); names the first that is wrong.
 inline void check_indices(const char* op, const at::Tensor& indices, int64_t numel, const char* name = "indices") {
-  check_flat({op, name}, indices, at::kInt, indices.numel());
-  check_positions(op, numel);
+  check_indices_tensor(op, indices, numel, at::kCPU, name);
   const int32_t* index = indices.const_data_ptr<int32_t>();
   const int64_t count = indices.numel();
   std::atomic<bool> good{true};

@@ -16,6 +16,7 @@ at::Tensor accumulate(at::TensorList grads, const at::Tensor& residual, const st
   const Accumulation given{"accumulate", grads,   residual, velocity, residual_out,
                            velocity_out, factors, momentum, nesterov, {sent, rest, masks}};
   const std::vector<int64_t> offsets = given.check();
+  given.sent.check_values(given.op, offsets.back());
   const Bucket bucket(given, offsets);
   at::Tensor nonfinite = at::zeros({static_cast<int64_t>(grads.size())}, at::kLong);
   int64_t* found = nonfinite.mutable_data_ptr<int64_t>();

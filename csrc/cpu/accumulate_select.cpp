@@ -97,6 +97,7 @@ std::tuple<at::Tensor, at::Tensor> accumulate_select(
   const Selection selection{weights, score, parameters, counts, hints, tally};
   const std::vector<int64_t> offsets = given.check();
   const std::vector<int64_t> starts = selection.check(given, offsets);
+  given.sent.check_values(given.op, offsets.back());
   const Pass pass(given, selection, offsets);
 
   at::Tensor positions = at::empty({starts.back()}, at::kInt);

@@ -13,16 +13,20 @@ template <class Score>
 __global__ void __launch_bounds__(kThreads) accumulate_collect(Bucket bucket, State state, int64_t* nonfinite) {
   wait_for_previous();
   __shared__ Gathered gathered[kWarps];
+  __shared__ Gone gone[kWarps];
   const int64_t tile = grid_warp();
   if (tile >= bucket.parts.tiles) return;
   const Turns turns = turns_of(bucket.parts, tile);
   const Part& part = turns.part;
   Collector collector(gathered[warp()], floor_of(bucket, part, hint_of(bucket, turns.number)));
+  gone[warp()].find(state.leaving, turns);
   int found = 0;
   for (int turn = 0; turn < kTurns; ++turn) {
     const int64_t i = turns.entry(turn), valid = turns.valid(turn);
     const Packed weights = load_packed(part.weight, part.weight_type, i, valid);
-    const Quad<float> residual = accumulate4(state, part, i, valid, found);
+    Four four(state, part, i, valid);
+    gone[warp()].leave(state.leaving, four, turn);
+    const Quad<float> residual = accumulate4(state, part, four, i, valid, found);
     using Keys = ScoredKeys<Score>;
     collector.add(Keys::keys(Keys::score(part, residual, weights), valid), turn);
   }

@@ -10,6 +10,21 @@
 
 namespace ringprune::cuda {
 
+// Positions of entries, at most INT32_MAX; those outside of [0, numel) are passed over.
+struct Indices {
+  const int32_t* memory;
+  int64_t count;
+  int64_t numel;
+};
+
+// What was sent of a state since it was written: it is read as `rest` there, 0 where that is null, and where it `masks`
+// velocities as 0, but in tensors sent whole.
+struct Leaving {
+  Indices indices;  // null memory: nothing was
+  const float* rest;
+  bool masks;
+};
+
 // The flat state of a bucket. The velocities are null for plain error feedback. The outputs may be the inputs: every
 // entry is read before it is written, by the same thread.
 struct State {
@@ -17,6 +32,7 @@ struct State {
   const float* velocity;
   float* residual_out;
   float* velocity_out;
+  Leaving leaving;
 };
 
 // Adds to `nonfinite`, zero before, how many entries of each gradient are not finite.
@@ -28,12 +44,7 @@ void launch_accumulate_select(cudaStream_t stream, const Bucket& bucket, const S
 // `counts` are zero before.
 void launch_count_nonfinite(cudaStream_t stream, const Parts& parts, int64_t* counts);
 
-// Positions of entries; those outside of [0, numel) are passed over.
-struct Indices {
-  const int32_t* memory;
-  int64_t count;
-  int64_t numel;
-};
+void launch_gather(cudaStream_t stream, const Indices& indices, const float* residual, float* values);
 
 void launch_give_back(cudaStream_t stream, const Indices& indices, const float* values, float* residual);
 

@@ -1,48 +1,63 @@
-// put on CUDA: many tensors become zero but for the averaged values. Two launches: clear, then write.
+// put on CUDA: many tensors become zero but for the averaged values. One launch.
 
 #include "entries.cuh"
 #include "kernels.h"
+#include "marks.cuh"
 #include "tiles.cuh"
 #include "warp.cuh"
 
 namespace ringprune::cuda {
 namespace {
 
-// A warp a tile.
-__global__ void __launch_bounds__(kThreads) clear_tiles(Table<Output> outputs) {
-  wait_for_previous();
-  const int64_t tile = grid_warp();
-  if (tile >= outputs.tiles) return;
-  const Output& output = outputs.rows[find_row_together(outputs, &Output::first_tile, tile)];
-  const int64_t begin = (tile - output.first_tile) * kTile;
-  for (int64_t i = begin + 4 * lane(); i < begin + kTile; i += kTurn) {
-    if (output.type == Type::kFloat) {
-      store4(static_cast<uint32_t*>(output.memory) + i, output.entries - i, Quad<uint32_t>{});
-    } else {
-      store4(static_cast<uint16_t*>(output.memory) + i, output.entries - i, Quad<uint16_t>{});
-    }
-  }
+constexpr int kTogether = 4;  // of a dense set each tile has many indices
+
+// A tile in shared memory, as it is to be.
+struct Whole {
+  Quad<float> quads[kTile / 4];
+
+  __device__ float& entry(uint32_t i) { return quads[i / 4].v[i % 4]; }
+};
+
+template <class T>
+__device__ Quad<uint16_t> rounded(const Quad<float>& quad) {
+  Quad<uint16_t> halves;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) halves.v[e] = T(quad.v[e]).x;
+  return halves;
 }
 
-// A thread an index, from the last on: what has been cleared last is still in the cache.
-__global__ void __launch_bounds__(kThreads) write_values(Table<Output> outputs, Indices indices, const float* values) {
+// A warp a tile.
+__global__ void __launch_bounds__(kThreads) put_tiles(Table<Output> outputs, Indices indices, const float* values) {
   wait_for_previous();
-  const int64_t j = indices.count - 1 - (int64_t{blockIdx.x} * kThreads + threadIdx.x);
-  if (j < 0) return;
-  const int64_t index = indices.memory[j];
-  if (index < 0 || index >= indices.numel) return;
-  const Output& output = outputs.rows[find_row(outputs, &Output::start, index)];
-  const int64_t i = index - output.start;
-  if (output.type == Type::kFloat) static_cast<float*>(output.memory)[i] = values[j];
-  if (output.type == Type::kHalf) static_cast<c10::Half*>(output.memory)[i] = values[j];
-  if (output.type == Type::kBFloat16) static_cast<c10::BFloat16*>(output.memory)[i] = values[j];
+  __shared__ Whole wholes[kWarps];
+  const int64_t tile = grid_warp();
+  if (tile >= outputs.tiles) return;
+  const Output output = outputs.rows[find_row_together(outputs, &Output::first_tile, tile)];
+  const int64_t begin = (tile - output.first_tile) * kTile;
+  Whole& whole = wholes[warp()];
+  for (int turn = 0; turn < kTurns; ++turn) whole.quads[turn * kLanes + lane()] = Quad<float>{};
+  __syncwarp();
+  const Span span(indices, output.start, output.entries, begin);
+  for_each_index<kTogether>(
+      indices, span, [&](int32_t j) { return values[j]; },
+      [&](uint32_t entry, float value) { whole.entry(entry) = value; });
+  __syncwarp();
+  const int64_t left = output.entries - begin;
+  for (int i = 4 * lane(); i < kTile; i += kTurn) {
+    const Quad<float> quad = whole.quads[i / 4];
+    if (output.type == Type::kFloat) {
+      store4(static_cast<float*>(output.memory) + begin + i, left - i, quad);
+    } else {
+      store4(static_cast<uint16_t*>(output.memory) + begin + i, left - i,
+             output.type == Type::kHalf ? rounded<c10::Half>(quad) : rounded<c10::BFloat16>(quad));
+    }
+  }
 }
 
 }  // namespace
 
 void launch_put(cudaStream_t stream, const Table<Output>& outputs, const Indices& indices, const float* values) {
-  launch(stream, ceil_div(outputs.tiles, kWarps), clear_tiles, outputs);
-  launch(stream, ceil_div<int64_t>(indices.count, kThreads), write_values, outputs, indices, values);
+  launch(stream, ceil_div(outputs.tiles, kWarps), put_tiles, outputs, indices, values);
 }
 
 }  // namespace ringprune::cuda

@@ -2,12 +2,12 @@
 
 #include "kernels.h"
 #include "launch.h"
+#include "marks.cuh"
 
 namespace ringprune::cuda {
 namespace {
 
-// Whether the tensor of indices.memory[j] is covered completely: ascending indices then have its first entry just as
-// far before j, and its last just as far behind, as the entries lie apart.
+// Whether the tensor of indices.memory[j] is covered completely.
 __device__ bool is_whole(const int64_t* offsets, int32_t tensors, const Indices& indices, int64_t j) {
   const int64_t index = indices.memory[j];
   int32_t low = 0, high = tensors;  // the last tensor that starts at or before the index
@@ -15,9 +15,7 @@ __device__ bool is_whole(const int64_t* offsets, int32_t tensors, const Indices&
     const int32_t middle = low + (high - low) / 2;
     (offsets[middle] <= index ? low : high) = middle;
   }
-  const int64_t first = j - (index - offsets[low]), last = first + (offsets[low + 1] - offsets[low]) - 1;
-  return first >= 0 && last < indices.count && indices.memory[first] == offsets[low] &&
-         indices.memory[last] == offsets[low + 1] - 1;
+  return covers(indices, j, offsets[low], offsets[low + 1] - offsets[low]);
 }
 
 __global__ void __launch_bounds__(kThreads) take_entries(const int64_t* offsets, int32_t tensors, Indices indices,

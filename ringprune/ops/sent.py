@@ -48,8 +48,8 @@ def take_lazily(
 ) -> tuple[Tensor, Sent | None]:
     """Return the residual at ``indices``, and what is to leave it with the next pass.
 
-    Where that costs more, on CUDA or where more than one in ``SPARSE`` entries is taken, this is :func:`take`: it has
-    left at once, and that is None. Elsewhere nothing is written.
+    Where more than one in ``SPARSE`` entries is taken that costs more, and this is :func:`take`: it has left at once,
+    and that is None. Else nothing is written.
 
     Args:
         residual: float32 [N], the tensors' residuals one after another.
@@ -60,6 +60,6 @@ def take_lazily(
     Returns:
         Values, float32 [K]; and what was sent.
     """
-    if residual.is_cuda or indices.numel() * SPARSE > residual.numel():
+    if indices.numel() * SPARSE > residual.numel():
         return take(residual, velocity, indices, offsets), None
     return gather(residual, indices), Sent(indices, None, velocity is not None)

@@ -128,9 +128,30 @@ def test_indices_out_of_range_are_passed_over(device_kernels: Backend) -> None:
     assert velocity.tolist() == [1.0, 0.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0], "the second tensor is sent whole"
     ops.give_back(residual, indices, values)
     assert residual.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]
+    assert ops.gather(residual, indices).tolist() == values.tolist()
+
+
+def test_ascending_indices_may_begin_and_end_out_of_range(device_kernels: Backend) -> None:
+    """As above where all that is looked for is those of a tile."""
+    to = device_kernels.device
+    indices = positions(-7, ops.PAD, 1, 4, 5, 8, 2**31 - 1).to(to)
+    values = torch.arange(1.0, 8.0, device=to)
     outputs = [torch.ones(4, device=to), torch.ones(4, device=to, dtype=torch.bfloat16)]
     ops.put(outputs, indices, values)
-    assert torch.cat(outputs).tolist() == [0.0, 2.0, 0.0, 0.0, 5.0, 6.0, 0.0, 0.0]
+    assert torch.cat(outputs).tolist() == [0.0, 3.0, 0.0, 0.0, 4.0, 5.0, 0.0, 0.0]
+    state = [torch.full((8,), 10.0, device=to) for _ in range(4)]
+    ops.accumulate(
+        [torch.ones(4, device=to), torch.ones(2, device=to), torch.ones(2, device=to)],
+        *state[:2],
+        residual_out=state[2],
+        velocity_out=state[3],
+        factors=[1.0] * 3,
+        momentum=[1.0] * 3,
+        nesterov=[False] * 3,
+        sent=ops.Sent(indices, values, masks=True),
+    )
+    assert state[3].tolist() == [11.0, 1.0, 11.0, 11.0, 11.0, 11.0, 11.0, 11.0], "the second tensor was sent whole"
+    assert state[2].tolist() == [21.0, 4.0, 21.0, 21.0, 15.0, 16.0, 21.0, 21.0]
 
 
 @pytest.mark.parametrize("n", [0, 1, 127, 128, 2_048, 2_049, 100_000])

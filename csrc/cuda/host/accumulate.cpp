@@ -14,7 +14,6 @@ at::Tensor accumulate(at::TensorList grads, const at::Tensor& residual, const st
   const Accumulation arguments{"accumulate", grads,   residual, velocity, residual_out,
                                velocity_out, factors, momentum, nesterov, {sent, rest, masks}};
   arguments.check();
-  arguments.sent.refuse(arguments.op);  // compiled for the CPU to be tested, these kernels do not know of it either
   const Session session(residual);
   at::Tensor nonfinite = session.empty(static_cast<int64_t>(grads.size()), at::kLong), rows;
   const Parts parts = parts_of(arguments).send(session, rows, zeros_in(nonfinite));

@@ -19,7 +19,6 @@ std::tuple<at::Tensor, at::Tensor> accumulate_select(
                                velocity_out,        factors, momentum, nesterov, {sent, rest, masks}};
   const Selection selection{weights, score, parameters, counts, hints, tally};
   const std::vector<int64_t> starts = selection.check(arguments, arguments.check());
-  arguments.sent.refuse(arguments.op);  // compiled for the CPU to be tested, these kernels do not know of it either
   return with_score(arguments.op, score, [&](auto formula) {
     const Session session(residual);
     at::Tensor positions = session.empty(starts.back(), at::kInt);

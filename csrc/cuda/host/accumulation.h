@@ -8,11 +8,19 @@
 
 namespace ringprune::cuda {
 
+inline Leaving leaving_of(const Sent& sent, int64_t numel) {
+  if (!sent.indices) return {};
+  return {{sent.indices->const_data_ptr<int32_t>(), sent.indices->numel(), numel},
+          sent.rest ? sent.rest->const_data_ptr<float>() : nullptr,
+          sent.masks};
+}
+
 inline State state_of(const Accumulation& arguments) {
   const bool velocity = arguments.velocity.has_value();
   return {arguments.residual.const_data_ptr<float>(), velocity ? arguments.velocity->const_data_ptr<float>() : nullptr,
           arguments.residual_out.mutable_data_ptr<float>(),
-          velocity ? arguments.velocity_out->mutable_data_ptr<float>() : nullptr};
+          velocity ? arguments.velocity_out->mutable_data_ptr<float>() : nullptr,
+          leaving_of(arguments.sent, arguments.residual.numel())};
 }
 
 inline HostTable<Part> parts_of(const Accumulation& arguments) {

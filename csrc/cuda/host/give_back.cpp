@@ -15,9 +15,8 @@ void give_back(const at::Tensor& residual, const at::Tensor& indices, const at::
   const at::Device device = residual.device();
   const int64_t numel = residual.numel(), count = indices.numel();
   check_flat({kOp, "residual"}, residual, at::kFloat, numel, device);
-  check_flat({kOp, "indices"}, indices, at::kInt, count, device);
+  check_indices_tensor(kOp, indices, numel, device);
   check_flat({kOp, "values"}, values, at::kFloat, count, device);
-  check_positions(kOp, numel);
   check_give_back_apart(kOp, residual, indices, values);
 
   const Session session(residual);

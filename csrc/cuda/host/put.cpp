@@ -1,4 +1,4 @@
-// put on CUDA, the host side: three launches, the upload of the table included.
+// put on CUDA, the host side: two launches, the upload of the table included.
 
 #include <torch/library.h>
 
@@ -16,8 +16,7 @@ void put(at::TensorList outputs, const at::Tensor& indices, const at::Tensor& va
   const int64_t numel = offsets_of(kOp, "outputs", outputs, device).back();
   check_dtypes(kOp, "outputs", outputs);
   check_flat({kOp, "values"}, values, at::kFloat, indices.numel(), device);
-  check_flat({kOp, "indices"}, indices, at::kInt, indices.numel(), device);
-  check_positions(kOp, numel);
+  check_indices_tensor(kOp, indices, numel, device);
   check_put_apart(kOp, outputs, indices, values);
 
   const Session session(values);

@@ -18,8 +18,7 @@ at::Tensor take(const at::Tensor& residual, const std::optional<at::Tensor>& vel
   check_flat({kOp, "residual"}, residual, at::kFloat, numel, device);
   if (velocity) check_flat({kOp, "velocity"}, *velocity, at::kFloat, numel, device);
   check_offsets(kOp, offsets, numel);
-  check_flat({kOp, "indices"}, indices, at::kInt, count, device);
-  check_positions(kOp, numel);
+  check_indices_tensor(kOp, indices, numel, device);
   check_take_apart(kOp, residual, velocity, indices);
 
   const Session session(residual);

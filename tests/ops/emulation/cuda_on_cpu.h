@@ -101,6 +101,10 @@ T atomicAdd(T* to, T value) {
   return std::exchange(*to, *to + value);
 }
 template <class T>
+T atomicOr(T* to, T value) {
+  return std::exchange(*to, *to | value);
+}
+template <class T>
 T atomicExch(T* to, T value) {
   return std::exchange(*to, value);
 }
