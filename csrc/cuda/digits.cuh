@@ -25,10 +25,10 @@ struct Range {
   __device__ Range of_bin(uint32_t bin) const { return {low + (bin << shift()), shift()}; }
 };
 
-// The first bins, of all keys from a floor on: where candidates are, within twelve powers of two of it, so narrow that
-// few share one. Without a floor all are the same.
+// The first bins, of all keys from a floor on: where candidates are, within three quarters of a power of two of it, so
+// narrow that few share one. Without a floor all are the same.
 struct FirstBins {
-  static constexpr uint32_t kFine = 1536, kFineBits = 16, kCoarseBits = 22, kEqualBits = 20;
+  static constexpr uint32_t kFine = 1536, kFineBits = 12, kCoarseBits = 22, kEqualBits = 20;
   uint32_t floor;
 
   __device__ bool has(uint32_t key) const { return key != 0u; }
@@ -64,28 +64,21 @@ __device__ inline Source source_of(const Bucket& bucket, const Part& part, const
   return {size <= static_cast<uint32_t>(part.room), size};
 }
 
-// One of the blocks that look for a tensor's threshold.
+// One of the blocks that look for a tensor's threshold, or the only one.
 struct Worker {
   int32_t i;  // the tensor
   const Part& part;
   Source source;
-  uint32_t me;
-  uint32_t workers;
+  uint32_t me = 0u;
+  uint32_t workers = 1u;
 
+  __device__ Worker(int32_t i, const Part& part, const Source& source) : i(i), part(part), source(source) {}
   __device__ Worker(const Bucket& bucket, int32_t i, const Part& part, const Source& source)
       : i(i),
         part(part),
         source(source),
         me(blockIdx.x - static_cast<uint32_t>(part.first_share)),
         workers(source.workers(part, bucket.parts.share)) {}
-
-  // One that does all the work.
-  __device__ Worker alone() const {
-    Worker all = *this;
-    all.me = 0u;
-    all.workers = 1u;
-    return all;
-  }
 };
 
 // Calls body(key) for the keys that fall to this block, in any order, and for some zeros.
@@ -109,15 +102,18 @@ __device__ void for_each_key(const Bucket& bucket, const Worker& worker, const K
       for (uint32_t j = 0; j < kTogether; ++j) body(some[j]);
     }
   } else {
-    const int64_t begin = int64_t{worker.me} * bucket.parts.share;
-    for (int turn = 0; turn < bucket.parts.share; turn += 8 * kDigitThreads) {
-      const int64_t i = begin + turn + 4 * threadIdx.x, other = i + 4 * kDigitThreads;
-      const Quad<uint32_t> quad = keys.load(part, i, part.entries - i);
-      const Quad<uint32_t> next = keys.load(part, other, part.entries - other);
+    const int64_t share = bucket.parts.share;
+    for (int64_t begin = share * worker.me; begin < part.entries; begin += share * worker.workers) {
+      const int64_t end = min(begin + share, part.entries);
+      for (int64_t turn = begin; turn < end; turn += 8 * kDigitThreads) {
+        const int64_t i = turn + 4 * threadIdx.x, other = i + 4 * kDigitThreads;
+        const Quad<uint32_t> quad = keys.load(part, i, part.entries - i);
+        const Quad<uint32_t> next = keys.load(part, other, part.entries - other);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) body(quad.v[e]);
+        for (int e = 0; e < 4; ++e) body(quad.v[e]);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) body(next.v[e]);
+        for (int e = 0; e < 4; ++e) body(next.v[e]);
+      }
     }
   }
 }
@@ -138,17 +134,67 @@ struct Place {
   uint32_t above;
 };
 
-// Each thread has the bins below those of the thread before it.
-constexpr int kBinsEach = kBins / kDigitThreads;
+// What the threads of a block know of their tensor's threshold.
+struct Search {
+  uint32_t histogram[kBins];
+  Aim aim;        // of the next hint
+  Place hint;     // where that is, if it has a place
+  Range range;    // where the threshold is
+  uint32_t rank;  // its, among the keys there
+  uint32_t found;
+  Quad<uint32_t> few[kFew / 4];
 
-// Called with the sum over the bins of the threads before and with its own; the one that has the rank writes `place`.
-__device__ inline void locate(const uint32_t (&histogram)[kBins], uint32_t before, uint32_t own, uint32_t rank,
-                              Place& place) {
-  if (rank <= before || rank > before + own) return;
-  uint32_t bin = kBins - 1 - threadIdx.x * kBinsEach;
-  for (; before + histogram[bin] < rank; --bin) before += histogram[bin];
-  place = {bin, before};
+  // Before keys are counted; then there has to be a barrier.
+  __device__ void clear() {
+    for (int bin = threadIdx.x; bin < kBins; bin += kDigitThreads) histogram[bin] = 0u;
+  }
+  // Before anything else; likewise.
+  __device__ void begin() {
+    clear();
+    if (threadIdx.x < kFew) few[threadIdx.x / 4].v[threadIdx.x % 4] = 0u;
+    if (threadIdx.x == 0) found = 0u;
+  }
+};
+
+// Counts the keys that `bins` has. Whether this block then has the histogram of all.
+template <class Keys, class Bins>
+__device__ bool count_keys(const Bucket& bucket, const Worker& worker, const Keys& keys, const Bins& bins,
+                           uint32_t (&histogram)[kBins]) {
+  for_each_key(bucket, worker, keys, [&](uint32_t key) {
+    if (bins.has(key)) atomicAdd(&histogram[bins.bin_of(key)], 1u);
+  });
+  __syncthreads();
+  if (worker.workers == 1u) return true;
+  uint32_t* whole = bucket.histograms + int64_t{worker.part.histogram} * kBins;
+  if (!merge(histogram, whole, &bucket.progress[worker.i].arrived, worker.workers)) return false;
+  __syncthreads();
+  return true;
 }
+
+// Ranks of a histogram. Each thread has the bins below those of the thread before it.
+class Ranks {
+ public:
+  __device__ explicit Ranks(const uint32_t (&histogram)[kBins]) : histogram_(histogram) {
+    for (int j = 0; j < kEach; ++j) own_ += histogram[kBins - 1 - threadIdx.x * kEach - j];
+    before_ = block_scan<kDigitThreads>(own_, total_);
+  }
+
+  // How many keys were counted.
+  __device__ uint32_t total() const { return total_; }
+
+  // Whether the entry of that rank is in this thread's bins; of all threads it is one, or none.
+  __device__ bool locate(uint32_t rank, Place& place) const {
+    if (rank <= before_ || rank > before_ + own_) return false;
+    place = {kBins - 1 - threadIdx.x * kEach, before_};
+    for (; place.above + histogram_[place.bin] < rank; --place.bin) place.above += histogram_[place.bin];
+    return true;
+  }
+
+ private:
+  static constexpr int kEach = kBins / kDigitThreads;
+  const uint32_t (&histogram_)[kBins];
+  uint32_t before_, own_ = 0, total_;
+};
 
 // The key at a rank, were the keys of its bin spread evenly. `least` is below none of those counted.
 __device__ inline uint32_t interpolate(const Range& bin, const Place& place, uint32_t rank, uint32_t in_bin,
@@ -157,93 +203,84 @@ __device__ inline uint32_t interpolate(const Range& bin, const Place& place, uin
   return low + static_cast<uint32_t>(uint64_t{high - low} * (place.above + in_bin - rank) / in_bin);
 }
 
-// What the threads of a block know of their tensor's threshold.
-struct Search {
-  uint32_t histogram[kBins];
-  Place threshold, hint;
-  uint32_t hinted;  // the rank of the next hint; 0: nothing is to be found for it
-  Range range;      // where the threshold is
-  uint32_t rank;    // its, among the keys there
-  uint32_t found;
-  uint32_t few[kFew];
-};
-
-// Decides after the first digit where the others look, and the next hint. `total` keys are in the histogram.
-__device__ inline void decide(const Worker& worker, const FirstBins& bins, uint32_t total, const Search& search,
-                              Progress& progress) {
+// Finds the first bin of a tensor's threshold, and the next hint. Whether it was this block that found it; `found` keys
+// were collected. The histogram is clear.
+template <class Keys>
+__device__ bool find_first_bin(const Bucket& bucket, const Worker& worker, const Keys& keys, const Hint& hint,
+                               uint32_t found, Search& search, Progress& progress) {
   const auto count = static_cast<uint32_t>(worker.part.count);
-  progress.recollect = !worker.source.slots;
-  progress.all = total <= count;
-  progress.selected = min(total, count);
-  if (search.hinted <= total) {
-    const uint32_t bin = search.hint.bin;
-    progress.hint = interpolate(bins.of_bin(bin), search.hint, search.hinted, search.histogram[bin], bins.floor);
+  const bool slots = worker.source.slots;
+  const FirstBins bins{slots ? floor_of(bucket, worker.part, hint) : kAboveZero};
+  // Here and below one thread has more to do, of a warp that the others do not wait for as yet.
+  if (threadIdx.x == kDigitThreads - 1) search.aim = aim_after(worker.part, hint, found, !slots);
+  if (!count_keys(bucket, worker, keys, bins, search.histogram)) return false;
+  const Ranks ranks(search.histogram);
+  const uint32_t total = ranks.total();
+  Place place;
+  if (total > count && ranks.locate(count, place)) {
+    search.range = bins.of_bin(place.bin);
+    search.rank = count - place.above;
+  }
+  if (ranks.locate(search.aim.rank, place)) search.hint = place;
+  if (threadIdx.x == 0) {
+    if (total <= count) {
+      search.range = {0u, 0u};
+      search.rank = 0u;
+    }
+    progress.recollect = !slots;
+    progress.all = total <= count;
+    progress.selected = min(total, count);
+  }
+  __syncthreads();
+  if (threadIdx.x != kLanes) return true;
+  const uint32_t rank = search.aim.rank, bin = search.hint.bin;
+  if (rank <= total) {
+    progress.hint = interpolate(bins.of_bin(bin), search.hint, rank, search.histogram[bin], bins.floor);
   } else {  // they are all there are, or the floor was too high to see more
     progress.hint = bins.floor == kAboveZero ? kAboveZero : below(bins.floor);
   }
-}
-
-// Counts the keys that `bins` has and finds the bin of the one at `rank`, and the next hint's where that has a rank.
-// Whether it was this block that found it; `total` becomes how many keys were counted.
-template <class Keys, class Bins>
-__device__ bool find_bin(const Bucket& bucket, const Worker& worker, const Keys& keys, const Bins& bins, uint32_t rank,
-                         Search& search, uint32_t& total) {
-  uint32_t (&histogram)[kBins] = search.histogram;
-  for (int bin = threadIdx.x; bin < kBins; bin += kDigitThreads) histogram[bin] = 0u;
-  __syncthreads();
-  for_each_key(bucket, worker, keys, [&](uint32_t key) {
-    if (bins.has(key)) atomicAdd(&histogram[bins.bin_of(key)], 1u);
-  });
-  __syncthreads();
-  if (worker.workers > 1u) {
-    uint32_t* whole = bucket.histograms + int64_t{worker.part.histogram} * kBins;
-    if (!merge(histogram, whole, &bucket.progress[worker.i].arrived, worker.workers)) return false;
-    __syncthreads();
-  }
-  uint32_t own = 0;
-  for (int j = 0; j < kBinsEach; ++j) own += histogram[kBins - 1 - threadIdx.x * kBinsEach - j];
-  const uint32_t before = block_scan<kDigitThreads>(own, total);
-  locate(histogram, before, own, rank, search.threshold);
-  if (search.hinted > 0u) locate(histogram, before, own, search.hinted, search.hint);
-  __syncthreads();
   return true;
 }
 
-// The same within the range that is known.
+// Finds the next bin, within the range that is known. The histogram is clear. Whether it was this block that found it.
 template <class Keys>
 __device__ bool find_next_bin(const Bucket& bucket, const Worker& worker, const Keys& keys, Search& search) {
-  uint32_t total;
   const Range range = search.range;
-  if (!find_bin(bucket, worker, keys, range, search.rank, search, total)) return false;
-  if (threadIdx.x == 0) {
-    search.range = range.of_bin(search.threshold.bin);
-    search.rank -= search.threshold.above;
+  const uint32_t rank = search.rank;
+  if (!count_keys(bucket, worker, keys, range, search.histogram)) return false;
+  Place place;
+  if (Ranks(search.histogram).locate(rank, place)) {
+    search.range = range.of_bin(place.bin);
+    search.rank = rank - place.above;
   }
   __syncthreads();
   return true;
 }
 
-// Finds the threshold where few keys are left, for a block that sees all of them; whether it has.
+// Finds the threshold where few keys are left, for a block that sees all of them; whether it has. `found` is zero.
 template <class Keys>
 __device__ bool find_among_few(const Bucket& bucket, const Worker& worker, const Keys& keys, Search& search) {
   const Range range = search.range;
   const uint32_t rank = search.rank;
-  if (threadIdx.x == 0) search.found = 0u;
-  __syncthreads();
   for_each_key(bucket, worker, keys, [&](uint32_t key) {
     if (!range.has(key)) return;
     const uint32_t place = atomicAdd(&search.found, 1u);
-    if (place < kFew) search.few[place] = key;
+    if (place < kFew) search.few[place / 4].v[place % 4] = key;
   });
   __syncthreads();
   const uint32_t found = search.found;
   if (found > kFew) return false;
   if (threadIdx.x < found) {
-    const uint32_t key = search.few[threadIdx.x];
+    const uint32_t key = search.few[threadIdx.x / 4].v[threadIdx.x % 4];
     uint32_t above = 0, equal = 0;
-    for (uint32_t j = 0; j < found; ++j) {
-      above += search.few[j] > key;
-      equal += search.few[j] == key;
+#pragma unroll 4
+    for (uint32_t j = 0; j < found; j += 4) {  // the last may be zeros, which are neither
+      const Quad<uint32_t> others = search.few[j / 4];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        above += others.v[e] > key;
+        equal += others.v[e] == key;
+      }
     }
     if (above < rank && rank <= above + equal) {  // of equal ones all write the same
       search.range = {key, 0u};
@@ -252,6 +289,17 @@ __device__ bool find_among_few(const Bucket& bucket, const Worker& worker, const
   }
   __syncthreads();
   return true;
+}
+
+// Finds the rest of a threshold, for a block that sees all keys.
+template <class Keys>
+__device__ void find_rest(const Bucket& bucket, const Worker& alone, const Keys& keys, Search& search) {
+  if (search.range.bits == 0u || find_among_few(bucket, alone, keys, search)) return;
+  while (search.range.bits > 0u) {
+    search.clear();
+    __syncthreads();
+    find_next_bin(bucket, alone, keys, search);
+  }
 }
 
 // One thread writes down what the block has found.
@@ -263,39 +311,25 @@ __device__ inline void conclude(const Search& search, Progress& progress) {
   progress.done = search.range.bits == 0u;
 }
 
-// Finds the first bin of every tensor's threshold, and where the slots are few the threshold. Blocks of a tensor share
-// what there is to read.
+// Finds the first bin of every tensor's threshold, and where there is little to read the threshold. Blocks of a tensor
+// share what there is to read.
 template <class Keys>
 __global__ void __launch_bounds__(kDigitThreads) find_first_digit(Bucket bucket, Keys keys) {
-  wait_for_previous();
   __shared__ Search search;
+  search.begin();
+  wait_for_previous();
   const int32_t i = find_row_together(bucket.parts, &Part::first_share, blockIdx.x);
   const Part part = bucket.parts.rows[i];
   const Hint hint = hint_of(bucket, i);
   Progress& progress = bucket.progress[i];
   const uint32_t found = progress.found;
-  if (part.count == 0) return;
-  const uint32_t floor = floor_of(bucket, part, hint);
-  const Worker worker(bucket, i, part, {serves(part, floor, found), found});
-  if (worker.me >= worker.workers) return;
-  const auto count = static_cast<uint32_t>(part.count);
-  const FirstBins bins{worker.source.slots ? floor : kAboveZero};
-  if (threadIdx.x == 0) search.hinted = hint_rank(part, hint, found, !worker.source.slots);
-  uint32_t total;
-  if (!find_bin(bucket, worker, keys, bins, count, search, total)) return;
-  const bool all = total <= count;
-  if (threadIdx.x == 0) {
-    search.range = all ? Range{0u, 0u} : bins.of_bin(search.threshold.bin);
-    search.rank = all ? 0u : count - search.threshold.above;
-  }
-  if (threadIdx.x == kLanes) decide(worker, bins, total, search, progress);  // another warp, meanwhile
+  const Source source{serves(part, floor_of(bucket, part, hint), found), found};
+  const Worker worker(bucket, i, part, source);
+  if (part.count == 0 || worker.me >= worker.workers) return;
   __syncthreads();
-  if (worker.source.slots && worker.source.size <= kFewSlots && !all) {
-    const Worker alone = worker.alone();
-    if (!find_among_few(bucket, alone, keys, search)) {
-      if (threadIdx.x == 0) search.hinted = 0u;
-      while (search.range.bits > 0u) find_next_bin(bucket, alone, keys, search);
-    }
+  if (!find_first_bin(bucket, worker, keys, hint, found, search, progress)) return;
+  if (!bucket.finds_next || (source.slots && source.size <= kFewSlots)) {
+    find_rest(bucket, Worker(i, part, source), keys, search);
   }
   conclude(search, progress);
 }
@@ -311,10 +345,10 @@ __global__ void __launch_bounds__(kDigitThreads) find_next_digit(Bucket bucket, 
   if (part.count == 0 || progress.done) return;
   const Worker worker(bucket, i, part, source_of(bucket, part, progress));
   if (worker.me >= worker.workers) return;
+  search.clear();
   if (threadIdx.x == 0) {
     search.range = {progress.threshold, progress.bits};
     search.rank = progress.rank;
-    search.hinted = 0u;
   }
   __syncthreads();
   if (find_next_bin(bucket, worker, keys, search)) conclude(search, progress);

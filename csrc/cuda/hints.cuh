@@ -38,29 +38,30 @@ __device__ inline bool serves(const Part& part, uint32_t floor, uint32_t found) 
   return floor != kNone && enough && found <= static_cast<uint32_t>(part.room);
 }
 
-// The margin for the next time. `found` candidates were collected; whether these did not serve.
-__device__ inline int64_t margin_after(const Part& part, const Hint& hint, uint32_t found, bool recollect) {
-  const int64_t margin = margin_of(hint.margin);
-  if (hint.key <= static_cast<int32_t>(kAboveZero)) return margin;
-  const int64_t needed = needed_margin(rank_of(part.count, margin), found);
-  return recollect ? mended_margin(margin, needed) : next_margin(margin, needed);
-}
+// What the next hint is aimed at.
+struct Aim {
+  int64_t margin;
+  uint32_t rank;
+};
 
-// The rank whose key is the next hint.
-__device__ inline uint32_t hint_rank(const Part& part, const Hint& hint, uint32_t found, bool recollect) {
-  const int64_t rank = rank_of(part.count, margin_after(part, hint, found, recollect));
-  return static_cast<uint32_t>(min(max(rank, int64_t{1}), int64_t{kNone - 1}));
+// The next one. `found` candidates were collected; whether these did not serve.
+__device__ inline Aim aim_after(const Part& part, const Hint& hint, uint32_t found, bool recollect) {
+  int64_t margin = margin_of(hint.margin);
+  if (hint.key > static_cast<int32_t>(kAboveZero)) {
+    const int64_t needed = needed_margin(rank_of(part.count, margin), found);
+    margin = recollect ? mended_margin(margin, needed) : next_margin(margin, needed);
+  }
+  const int64_t rank = rank_of(part.count, margin);
+  return {margin, static_cast<uint32_t>(min(max(rank, int64_t{1}), int64_t{kNone - 1}))};
 }
 
 // A hint that reaches deeper than `key`, where nothing is known below it.
 __device__ inline uint32_t below(uint32_t key) { return key > kStep ? key - kStep : kAboveZero; }
 
 // Keeps hint, margin and tally of a tensor that has been selected from. One thread of all.
-__device__ inline void remember(const Bucket& bucket, int32_t i) {
-  const Part& part = bucket.parts.rows[i];
+__device__ inline void remember(const Bucket& bucket, int32_t i, const Part& part, const Hint& before,
+                                const Progress& progress, const Aim& aim) {
   if (!bucket.hints || part.count == 0) return;
-  const Progress& progress = bucket.progress[i];
-  const Hint before = hint_of(bucket, i);
   const auto count = static_cast<uint32_t>(part.count);
   const bool cold = before.key <= 0;
   const bool missed = !cold && progress.recollect && progress.found < count;
@@ -69,12 +70,11 @@ __device__ inline void remember(const Bucket& bucket, int32_t i) {
   if (missed) add_to(&bucket.tally[2], 1);
   if (!cold && !missed && progress.recollect) add_to(&bucket.tally[3], 1);
 
-  const int64_t margin = margin_after(part, before, progress.found, progress.recollect);
   uint32_t hint = max(progress.hint, kAboveZero);
   // interpolation must not miss what a margin of 1 or more is to hold
-  if (!progress.all && rank_of(count, margin) >= count) hint = min(hint, progress.threshold);
+  if (!progress.all && aim.rank >= count) hint = min(hint, progress.threshold);
   bucket.hints[2 * i] = static_cast<int32_t>(hint);
-  bucket.hints[2 * i + 1] = static_cast<int32_t>(margin);
+  bucket.hints[2 * i + 1] = static_cast<int32_t>(aim.margin);
 }
 
 }  // namespace ringprune::cuda

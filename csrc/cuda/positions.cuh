@@ -1,4 +1,4 @@
-// From the threshold to the positions: counted per tile, added up in order, written where they belong.
+// From the threshold to the positions: counted per tile, added up in order, written where they belong, in one kernel.
 
 #pragma once
 
@@ -22,10 +22,10 @@ struct Strip {
   int32_t first_tile;  // of all tiles
   int32_t tiles;
 
-  __device__ explicit Strip(const Parts& parts)
-      : i(find_row_together(parts, &Part::first_strip, blockIdx.x)),
+  __device__ Strip(const Parts& parts, int32_t number)
+      : i(find_row_together(parts, &Part::first_strip, number)),
         part(parts.rows[i]),
-        me(static_cast<int32_t>(blockIdx.x) - part.first_strip),
+        me(number - part.first_strip),
         first_tile(part.first_tile + me * kStripTiles),
         tiles(min(kStripTiles, tiles_of(part) - me * kStripTiles)) {}
 };
@@ -45,7 +45,7 @@ class WarpTiles {
  public:
   static constexpr int kEach = kStripTiles / kWarps;
 
-  __device__ WarpTiles(const Bucket& bucket, const Strip& strip, const Keys& keys, bool entries)
+  __device__ WarpTiles(const Bucket& bucket, const Strip& strip, const Keys& keys)
       : bucket_(bucket), part_(strip.part), keys_(keys), first_entry_(strip.me * kStrip) {
     Run runs[kEach];  // loaded before it is known whether they serve
 #pragma unroll
@@ -64,7 +64,7 @@ class WarpTiles {
     for (int k = 0; k < kEach; ++k) {
       const bool has = slots_ && static_cast<uint32_t>(lane()) < items_[k].size;
       items_[k].key = has ? key(k, lane()) : 0u;
-      items_[k].entry = has && entries ? entry(k, lane()) : 0u;
+      items_[k].entry = has ? entry(k, lane()) : 0u;
     }
   }
 
@@ -118,69 +118,95 @@ class WarpTiles {
   Items items_[kEach];
 };
 
-// A block a strip.
-template <class Keys>
-__global__ void __launch_bounds__(kThreads) count_tiles(Bucket bucket, Keys keys) {
-  wait_for_previous();
-  __shared__ Counts counts[kStripTiles];
-  const Strip strip(bucket.parts);
-  if (strip.part.count == 0) return;
-  const WarpTiles<Keys> tiles(bucket, strip, keys, false);
-  const Progress& progress = bucket.progress[strip.i];
-  const uint32_t threshold = progress.all ? 0u : progress.threshold;
+// Counts of strips as other blocks may read them, once they are there.
+class Announced {
+ public:
+  __device__ explicit Announced(Counts* counts) : counts_(counts) {}
+
+  // In one access, so that nobody sees a part of it.
+  __device__ void announce(int32_t j, Counts counts) const { counts_[j] = counts | kThere; }
+
+  // This thread's part of the sum over [begin, end); it waits for those that are not there yet.
+  __device__ Counts some(int32_t begin, int32_t end) const {
+    Counts sum = 0;
+    for (int32_t first = begin + static_cast<int32_t>(threadIdx.x); first < end; first += kTogether * kThreads) {
+      Counts found[kTogether], all;
+      do {
+        all = kThere;
 #pragma unroll
-  for (int k = 0; k < tiles.kEach; ++k) {
-    const Counts found = tiles.for_each_item(k, threshold, [](auto...) {});
-    if (lane() == 0) counts[tiles.number(k)] = found;
+        for (int k = 0; k < kTogether; ++k) {
+          const int32_t j = first + k * kThreads;
+          found[k] = kThere;
+          if (j < end) found[k] = counts_[j];
+          all &= found[k];
+        }
+      } while (all == 0);
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) sum += found[k] & ~kThere;
+    }
+    return sum;
   }
-  __syncthreads();
-  if (warp() != 0) return;
-  const Counts own = counts[lane()], up_to = warp_scan(own);
-  if (lane() < strip.tiles) bucket.tile_counts[strip.first_tile + lane()] = up_to - own;
-  if (lane() != kLanes - 1) return;
-  bucket.strip_counts[blockIdx.x] = up_to;
-  add_to(&bucket.group_counts[group_of(strip.i, strip.part.first_strip, strip.me)], up_to);
+
+ private:
+  static constexpr int kTogether = 4;
+  static constexpr Counts kThere = Counts{1} << 63;
+  volatile Counts* counts_;
+};
+
+// The counts of a tensor's strips before this one, of which `own` are announced. All threads together. Where there are
+// many strips, the first of each group announces the sum of all before it.
+__device__ inline Counts counts_before(const Bucket& bucket, const Strip& strip, Counts own) {
+  const Announced strips(bucket.strip_counts + strip.part.first_strip);
+  const Announced groups(bucket.group_counts + group_of(strip.i, strip.part.first_strip, 0));
+  if (threadIdx.x == 0) strips.announce(strip.me, own);
+  const int32_t group = strip.me / kGroup;
+  const bool is_first = strip.me % kGroup == 0 && group > 0;
+  const int32_t from = is_first ? group - 1 : group;
+  Counts some = strips.some(from * kGroup, strip.me), before;
+  if (from > 0) some += groups.some(from, threadIdx.x == 0 ? from + 1 : from);
+  block_scan(some, before);
+  if (is_first && threadIdx.x == 0) groups.announce(group, before);
+  return before;
 }
 
-// This thread's part of the counts of a tensor's strips before this one: of whole groups, and of the rest.
-__device__ inline Counts some_before(const Bucket& bucket, const Strip& strip) {
-  const Counts* groups = bucket.group_counts + group_of(strip.i, strip.part.first_strip, 0);
-  const Counts* strips = bucket.strip_counts + strip.part.first_strip;
-  const int32_t whole = strip.me / kGroup, rest = whole * kGroup + static_cast<int32_t>(threadIdx.x);
-  Counts some = rest < strip.me ? strips[rest] : 0;
-  for (int32_t j = threadIdx.x; j < whole; j += kThreads) some += groups[j];
-  return some;
-}
-
-// A block a strip, then a block a tensor for what is kept of it.
+// A block a strip, then a block a tensor for what is kept of it. In the order in which they begin, whatever their
+// numbers: blocks wait for those before them, so these must have begun.
 template <class Keys>
 __global__ void __launch_bounds__(kThreads) write_positions(Bucket bucket, Keys keys) {
   wait_for_previous();
-  if (blockIdx.x >= static_cast<uint32_t>(bucket.parts.strips)) {
-    if (threadIdx.x == 0) remember(bucket, static_cast<int32_t>(blockIdx.x) - bucket.parts.strips);
-    return;
+  __shared__ int32_t turn;
+  __shared__ Counts of_tiles[kStripTiles];
+  if (threadIdx.x == 0) turn = static_cast<int32_t>(atomicAdd(bucket.begun, 1u));
+  __syncthreads();
+  if (turn >= bucket.parts.strips) {
+    if (threadIdx.x != 0) return;
+    const int32_t i = turn - bucket.parts.strips;
+    const Part& part = bucket.parts.rows[i];
+    const Progress& progress = bucket.progress[i];
+    const Hint hint = hint_of(bucket, i);
+    return remember(bucket, i, part, hint, progress, aim_after(part, hint, progress.found, progress.recollect));
   }
-  using Tiles = WarpTiles<Keys>;
-  const Strip strip(bucket.parts);
+  const Strip strip(bucket.parts, turn);
   const Part& part = strip.part;
   if (part.count == 0) return;
-  const Counts some = some_before(bucket, strip);
-  Counts before[Tiles::kEach];
-#pragma unroll
-  for (int k = 0; k < Tiles::kEach; ++k) {
-    before[k] = Tiles::number(k) < strip.tiles ? bucket.tile_counts[strip.first_tile + Tiles::number(k)] : 0;
-  }
-  const Tiles tiles(bucket, strip, keys, true);
+  const WarpTiles<Keys> tiles(bucket, strip, keys);
   const Progress& progress = bucket.progress[strip.i];
   const uint32_t threshold = progress.all ? 0u : progress.threshold;
   const uint32_t ties = progress.all ? 0u : progress.rank;
-  int32_t* positions = bucket.positions + part.first_position;
-  Counts before_strip;
-  block_scan(some, before_strip);
 #pragma unroll
   for (int k = 0; k < tiles.kEach; ++k) {
+    const Counts found = tiles.for_each_item(k, threshold, [](auto...) {});
+    if (lane() == 0) of_tiles[tiles.number(k)] = found;
+  }
+  __syncthreads();
+  const Counts own = of_tiles[lane()], up_to = warp_scan(own);
+  const Counts before = counts_before(bucket, strip, __shfl_sync(kAllLanes, up_to, kLanes - 1)) + up_to - own;
+  int32_t* positions = bucket.positions + part.first_position;
+#pragma unroll
+  for (int k = 0; k < tiles.kEach; ++k) {
+    const Counts before_tile = __shfl_sync(kAllLanes, before, tiles.number(k));
     tiles.for_each_item(k, threshold, [&](auto entry, Counts in_tile, bool is_above, bool is_equal) {
-      const Counts all = before_strip + before[k] + in_tile;
+      const Counts all = before_tile + in_tile;
       if (!is_above && !(is_equal && equal_of(all) < ties)) return;
       positions[above_of(all) + min(equal_of(all), ties)] = static_cast<int32_t>(part.start + entry());
     });

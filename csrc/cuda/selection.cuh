@@ -14,9 +14,9 @@ void select_collected(cudaStream_t stream, const Bucket& bucket, const Keys& key
   const int64_t strips = bucket.parts.strips, shares = bucket.parts.shares;
   launch<kDigitThreads>(stream, shares, find_first_digit<Keys>, bucket, keys);
   if (bucket.recollects) launch(stream, strips, recollect<Keys>, bucket, keys);
-  launch<kDigitThreads>(stream, shares, find_next_digit<Keys>, bucket, keys);
-  launch<kDigitThreads>(stream, shares, find_next_digit<Keys>, bucket, keys);
-  launch(stream, strips, count_tiles<Keys>, bucket, keys);
+  for (int digit = 1; digit <= 2 && bucket.finds_next; ++digit) {
+    launch<kDigitThreads>(stream, shares, find_next_digit<Keys>, bucket, keys);
+  }
   launch(stream, strips + bucket.parts.count, write_positions<Keys>, bucket, keys);
 }
 

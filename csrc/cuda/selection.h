@@ -5,13 +5,13 @@
 //                few enough for one block, it goes on to the threshold at once                 )
 //   recollect    where the slots did not serve: collect again, from this bin on                ) or, where they do
 //   digit 1, 2   the same with the bin's keys in finer bins, then with single keys             ) not serve, of all
-//   count        how many entries of each tile are above the threshold, how many equal to it   ) the tensor's
-//   write        positions in order; among equals the lowest                                   ) entries
+//   write        count how many entries of each tile are above the threshold and equal to it,  ) the tensor's
+//                add up, write positions in order; among equals the lowest                     ) entries
 //
-// What is launched depends on sizes alone (a small bucket does without `recollect`), and every kernel finds out on the
-// device what there is to do, so nothing waits for the device and a bucket's launches are the same every time: they may
-// be captured into a graph. Blocks of one tensor meet in counters
-// (integers, where order does not matter); the last to come takes the decision for all.
+// What is launched depends on sizes alone (small buckets do without `recollect`, and where all tensors are small one
+// block goes on after digit 0 in any case), and every kernel finds out on the device what there is to do, so nothing
+// waits for the device and a bucket's launches are the same every time: they may be captured into a graph. Blocks of
+// one tensor meet in counters (integers, where order does not matter); the last to come takes the decision for all.
 
 #pragma once
 
@@ -49,7 +49,7 @@ struct Run {
 // 2^32, for a bucket has fewer than 2^31 entries.
 using Counts = uint64_t;
 
-// Where the sum is of the group that a strip of tensor `i` belongs to. No two tensors share a group.
+// Where the sum is of what comes before the group that a strip of tensor `i` belongs to. No two tensors share a group.
 C10_HOST_DEVICE constexpr int32_t group_of(int32_t i, int32_t first_strip, int32_t strip) {
   return first_strip / kGroup + i + strip / kGroup;
 }
@@ -62,10 +62,11 @@ struct Bucket {
   uint32_t* keys;        // per slot
   uint16_t* entries;     // per slot: which entry of its tile
   Run* runs;             // per tile
-  Counts* tile_counts;   // per tile: of the tiles before it in its strip
-  Counts* strip_counts;  // per strip
+  Counts* strip_counts;  // per strip, all zero before
   Counts* group_counts;  // per kGroup strips of a tensor, all zero before; see group_of
+  uint32_t* begun;       // how many blocks have, zero before
   bool recollects;       // whether there is a kernel that does
+  bool finds_next;       // whether there are kernels that find the next digits
   int32_t* hints;        // per tensor a key and a margin; null: there are none
   int64_t* tally;        // null as hints are
   int32_t* positions;

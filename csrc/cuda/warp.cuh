@@ -43,13 +43,10 @@ __device__ T block_scan(T value, T& total) {
   const T sum = warp_scan(value);
   if (lane() == kLanes - 1) sums[warp()] = sum;
   __syncthreads();
-  T before = 0;
-  total = 0;
-  for (int i = 0; i < kSums; ++i) {
-    if (i < warp()) before += sums[i];
-    total += sums[i];
-  }
-  return before + sum - value;
+  const T warps = warp_scan(lane() < kSums ? sums[lane()] : T{0});
+  total = __shfl_sync(kAllLanes, warps, kSums - 1);
+  const T before = __shfl_sync(kAllLanes, warps, max(warp() - 1, 0));
+  return (warp() > 0 ? before : T{0}) + sum - value;
 }
 
 // Whether this block is the last of `blocks` to come here, to which all that the others wrote is visible. The counter

@@ -16,11 +16,15 @@ struct SelectionLayout {
   int64_t strips = 0;
   int64_t shares = 0;
   int64_t entries = 0;
+  int64_t largest = 0;  // tensor
   int64_t share;
   int32_t histograms = 0;
 
   SelectionLayout(std::vector<Part>& parts, at::IntArrayRef counts, at::IntArrayRef starts) {
-    for (const Part& part : parts) entries += part.entries;
+    for (const Part& part : parts) {
+      entries += part.entries;
+      largest = std::max(largest, part.entries);
+    }
     share = ceil_div(std::max(entries / kMostShares, int64_t{1}), int64_t{kStrip}) * kStrip;
     for (size_t i = 0; i < parts.size(); ++i) {
       Part& part = parts[i];
@@ -48,25 +52,24 @@ class Scratch {
     const auto tensors = static_cast<int64_t>(table.rows.size());
     histograms_ = session.empty_of<uint32_t>(int64_t{layout.histograms} * kBins);
     const int64_t groups = layout.strips / kGroup + tensors;
-    counters_ = session.empty(tensors * sizeof(Progress) + groups * sizeof(Counts), at::kByte);
+    counters_ = session.empty(tensors * sizeof(Progress) + (layout.strips + groups + 1) * sizeof(Counts), at::kByte);
     keys_ = session.empty_of<uint32_t>(layout.slots);
     entries_ = session.empty_of<uint16_t>(layout.slots);
     runs_ = session.empty_of<Run>(table.tiles());
-    tile_counts_ = session.empty_of<Counts>(table.tiles());
-    strip_counts_ = session.empty_of<Counts>(layout.strips);
     bucket.parts = table.send(session, rows_, zeros_in(counters_), zeros_in(histograms_), nonfinite);
     bucket.parts.strips = static_cast<int32_t>(layout.strips);
     bucket.parts.shares = static_cast<int32_t>(layout.shares);
     bucket.parts.share = static_cast<int32_t>(layout.share);
-    bucket.recollects = layout.entries > kWorthCollecting;
+    bucket.finds_next = layout.largest > kWorthSharing;
+    bucket.recollects = bucket.finds_next && layout.entries > kWorthCollecting;
     bucket.progress = memory<Progress>(counters_);
-    bucket.group_counts = reinterpret_cast<Counts*>(bucket.progress + tensors);
+    bucket.strip_counts = reinterpret_cast<Counts*>(bucket.progress + tensors);
+    bucket.group_counts = bucket.strip_counts + layout.strips;
+    bucket.begun = reinterpret_cast<uint32_t*>(bucket.group_counts + groups);
     bucket.histograms = memory<uint32_t>(histograms_);
     bucket.keys = memory<uint32_t>(keys_);
     bucket.entries = memory<uint16_t>(entries_);
     bucket.runs = memory<Run>(runs_);
-    bucket.tile_counts = memory<Counts>(tile_counts_);
-    bucket.strip_counts = memory<Counts>(strip_counts_);
     bucket.positions = positions.mutable_data_ptr<int32_t>();
   }
 
@@ -78,7 +81,7 @@ class Scratch {
     return static_cast<T*>(tensor.mutable_data_ptr());
   }
 
-  at::Tensor rows_, counters_, histograms_, keys_, entries_, runs_, tile_counts_, strip_counts_;
+  at::Tensor rows_, counters_, histograms_, keys_, entries_, runs_;
 };
 
 }  // namespace ringprune::cuda
