@@ -35,7 +35,7 @@ def anywhere(x: Tensor, shift: int) -> Tensor:
 
 
 def bucket(device: str, sizes: tuple[int, ...], density: float, *, sent: bool = False) -> dict[str, Any]:
-    """Arguments of accumulate_select, of mixed dtypes and alignments; perhaps some was sent, half of the tensors whole."""
+    """Arguments of accumulate_select, of mixed dtypes and alignments; ``sent``: half of the tensors whole."""
     generator = torch.Generator().manual_seed(0)
 
     def random(n: int, i: int, dtype: torch.dtype = torch.float32) -> Tensor:
