@@ -90,7 +90,8 @@ def one_step(device: str, sizes: list[int], density: float, steps: int, *, tied:
     residual, velocity = (torch.zeros(offsets[-1], device=device) for _ in range(2))
     hints = ops.Hints.none(len(sizes), torch.device(device))
     kept: list[Tensor] = []
-    for _ in range(steps):
+    sent: ops.Sent | None = None
+    for step in range(steps):
         grads = [drawn(n, i + 1) for i, n in enumerate(sizes)]
         found, nonfinite = ops.accumulate_select(
             grads,
@@ -106,15 +107,21 @@ def one_step(device: str, sizes: list[int], density: float, steps: int, *, tied:
             parameters=[0.05] * len(sizes),
             counts=[max(1, int(density * n)) if n else 0 for n in sizes],
             hints=hints,
+            sent=sent,
         )
         scores = ops.importance(residual, weights, score="sum", parameters=[0.05] * len(sizes))
         again = ops.select(scores, offsets, [n // 3 for n in sizes])
         mine = found[found >= 0]
-        values = ops.take(residual, velocity, mine, offsets)
-        ops.give_back(residual, mine, values / 256)  # about what rounding to 8 bits drops
+        read = ops.gather(residual, mine)
+        rest = read / 256  # about what rounding to 8 bits drops
+        sent = ops.Sent(mine, rest, masks=True)
+        if step % 2:  # at once; else with the next pass
+            sent, values = None, ops.take(residual, velocity, mine, offsets)
+            ops.give_back(residual, mine, rest)
+            kept.append(values)
         outputs = [shifted(torch.empty_like(weight), i % 4) for i, weight in enumerate(weights)]
-        ops.put(outputs, mine, values)
-        kept += [found, nonfinite, scores, again, values, ops.square_sum(grads), ops.count_nonfinite(grads), *outputs]
+        ops.put(outputs, mine, read)
+        kept += [found, nonfinite, scores, again, read, ops.square_sum(grads), ops.count_nonfinite(grads), *outputs]
     print(f"  {device}: {hints.counts()}")
     return [tensor.cpu() for tensor in [*kept, residual, velocity]]
 

@@ -174,6 +174,7 @@ class Residual:
             ops.take(state.residual, state.velocity if sent.masks else None, sent.indices, self._offsets)
             if sent.rest is not None:
                 ops.give_back(state.residual, sent.indices, sent.rest)
+            sent.was_read()
         return state
 
     def _begin(self) -> Tensor:
@@ -200,8 +201,7 @@ class Residual:
             nesterov=correction.nesterov,
             sent=self._now.sent,
         )
-        self._next.sent = None
-        self._forget(correction)
+        self._accumulated(correction)
         return result
 
     def accumulate_select(
@@ -230,12 +230,14 @@ class Residual:
             hints=self.hints,
             sent=self._now.sent,
         )
-        self._next.sent = None
-        self._forget(correction)
+        self._accumulated(correction)
         return result
 
-    def _forget(self, correction: Correction) -> None:
-        """Without momentum no velocity is kept, so that momentum which is switched on later begins anew."""
+    def _accumulated(self, correction: Correction) -> None:
+        """What was sent is not in the next state; without momentum that keeps no velocity, so that it begins anew."""
+        if self._now.sent is not None:
+            self._now.sent.was_read()
+        self._next.sent = None
         velocity = self._next.velocity
         for i, momentum in enumerate(correction.momentum):
             if velocity is not None and momentum == 0.0:

@@ -14,6 +14,7 @@ import ringprune as rp
 from ringprune import ops
 from ringprune.profiles.record import Enough, Recorder
 from ringprune.profiles.summary import profile_of
+from ringprune.residual import Correction, Residual
 from tests.gpu_model import LIMIT, advance, bits, differing, halving, kept, pulls, weights, wrapped
 from tests.test_cuda_training import JOBS, STEPS, trained
 
@@ -102,6 +103,7 @@ def test_selecting_and_packing_do_not_wait_for_the_device(cuda: str) -> None:
     hints = ops.Hints.none(3, torch.device(cuda))
     mine = torch.arange(0, 7_238, 20, dtype=torch.int32, device=cuda)
     outputs = [torch.empty_like(p) for p in params]
+    sent = ops.Sent(mine, torch.ones(mine.numel(), device=cuda), masks=True)
 
     def work() -> None:
         ops.accumulate_select(
@@ -118,7 +120,9 @@ def test_selecting_and_packing_do_not_wait_for_the_device(cuda: str) -> None:
             parameters=[0.05] * 3,
             counts=[200, 3, 150],
             hints=hints,
+            sent=sent,
         )
+        ops.gather(residual, mine)
         scores = ops.importance(residual, params, score="sum", parameters=[0.05] * 3)
         ops.select(scores, offsets, [200, 3, 150])
         values = ops.take(residual, velocity, mine, offsets)
@@ -132,6 +136,29 @@ def test_selecting_and_packing_do_not_wait_for_the_device(cuda: str) -> None:
     with told_of_waiting("error"):
         work()
     assert residual.isfinite().all() and bits(outputs[0]).any()
+
+
+def test_what_was_sent_is_there_until_it_was_read(cuda: str) -> None:
+    """Also where another stream made it, which goes on meanwhile and takes what memory it finds."""
+    numel, side = 1_000_000, torch.cuda.Stream()
+    state = Residual([0, numel], velocity=False, spare=False, device=torch.device(cuda))
+    grads, correction = [torch.ones(numel, device=cuda)], Correction([1.0], [0.0], [False])
+    state.accumulate(grads, correction)
+    with torch.cuda.stream(side):
+        indices = torch.arange(0, numel, 50, dtype=torch.int32, device=cuda)
+    torch.cuda.current_stream().wait_stream(side)
+    state.leave(ops.Sent(indices))
+    state.commit()
+    count = indices.numel()
+    del indices
+    torch.cuda._sleep(20_000_000)
+    state.accumulate(grads, correction)
+    with torch.cuda.stream(side):
+        others = [torch.full((count,), 1, dtype=torch.int32, device=cuda) for _ in range(4)]
+    expected = torch.full((numel,), 2.0)
+    expected[::50] = 1.0
+    assert torch.equal(state.residual.cpu(), expected)
+    assert len(others) == 4
 
 
 WAITS = {

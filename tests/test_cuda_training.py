@@ -1,7 +1,7 @@
 r"""Training on a GPU: the same bits as on the CPU, on every rank; with pytest alone, on simulated ranks.
 
     python -m pytest -q -c /dev/null --rootdir=. --import-mode=importlib -p no:cacheprovider -W ignore \
-        -k "[cuda" tests/test_cuda_training.py tests/test_cuda_streams.py
+        -k "[cuda" tests/test_cuda_training.py tests/test_cuda_streams.py tests/test_residual.py
 
 With the id "cpu" a test compares the CPU with itself, which shows that the test works.
 """

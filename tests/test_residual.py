@@ -155,7 +155,7 @@ def test_a_step_begins_from_what_is_expected_of_a_state_that_all_sent_has_left()
     assert state.next_residual.tolist() == [0.75, 1.0]
 
 
-def test_a_plain_step_writes_nothing_entry_by_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_step_writes_nothing_entry_by_entry(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What this is for; where another step reads the state in between, it leaves at once."""
     calls: list[str] = []
 
@@ -166,13 +166,13 @@ def test_a_plain_step_writes_nothing_entry_by_entry(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(module, name, counted(name, getattr(module, name)))
 
     def train(comm: Communicator, density: float) -> None:
-        model = torch.nn.Linear(40, 30, bias=False)
+        model = torch.nn.Linear(40, 30, bias=False, device=device)
         torch.nn.init.ones_(model.weight)
         sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         policy = rp.IWP(density, min_numel=1, warmup=rp.Warmup(steps=0), values="fp16")
         optimizer = rp.DistributedOptimizer(sgd, model.named_parameters(), policy=policy, comm=comm)
         for _ in range(3):
-            model(torch.randn(2, 40)).square().sum().backward()
+            model(torch.randn(2, 40, device=device)).square().sum().backward()
             optimizer.step()
         optimizer.close()
 

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "parts.h"
 
@@ -38,14 +39,12 @@ __device__ Quad<T> load4(const T* from, int64_t valid) {
 template <class T>
 __device__ void store4(T* to, int64_t valid, const Quad<T>& quad) {
   if (valid >= 4 && is_aligned(to)) {
-    if constexpr (sizeof(quad) == sizeof(uint4)) {
-      // By name: of an assignment nvcc 13 makes four stores for sm_80 and sm_90, whatever it is told of alignment.
-      uint4 words;
-      memcpy(&words, &quad, sizeof(words));
-      __stwb(reinterpret_cast<uint4*>(to), words);
-    } else {
-      *reinterpret_cast<Quad<T>*>(to) = quad;
-    }
+    // By name: of an assignment nvcc 13 makes four stores for sm_80 and sm_90, whatever it is told of alignment.
+    using Words = std::conditional_t<sizeof(quad) == sizeof(uint4), uint4, uint2>;
+    static_assert(sizeof(Words) == sizeof(quad));
+    Words words;
+    memcpy(&words, &quad, sizeof(words));
+    __stwb(reinterpret_cast<Words*>(to), words);
     return;
   }
 #pragma unroll

@@ -15,7 +15,10 @@ ROOT = Path(__file__).resolve().parents[2]
 GPUS = {75: ["sm_75"], 80: ["sm_80"], 90: ["sm_90"], 100: ["sm_100", "compute_100"]}  # of setup.py; the last is PTX
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"]
 NVCC = ["-O3", "-std=c++20", "-fmad=false", "-Werror", "all-warnings", "-Xcompiler", ",".join(["-fPIC", *WARNINGS])]
-WIDE = re.compile(r"\bst\.global[.\w]*\.v4\.")  # four entries at once, in PTX
+WIDE = {  # stores of four entries at once, in PTX
+    "accumulate.cu": [re.compile(r"\bst\.global[.\w]*\.v4\.")],
+    "put.cu": [re.compile(r"\bst\.global[.\w]*\.v4\."), re.compile(r"\bst\.global[.\w]*\.v2\.[bu]32")],
+}
 HOST = ["g++", "-fsyntax-only", "-O3", "-std=c++20", "-ffp-contract=off", "-fopenmp", *WARNINGS]
 
 
@@ -47,13 +50,13 @@ def compiles(command: list[str]) -> bool:
     return done.returncode == 0
 
 
-def stores_wide(command: list[str], out: Path) -> bool:
-    """Whether the pass over all gradients writes four entries at a time: nvcc may split stores, and says nothing."""
-    ptx = out / "accumulate.ptx"
+def stores_wide(source: Path, command: list[str], out: Path) -> bool:
+    """Whether it writes four entries at a time, of every size: nvcc may split stores, and says nothing."""
+    ptx = out / f"{source.stem}.ptx"
     kept = [word for word in command[:-4] if not word.startswith("-gencode")]
     good = compiles([*kept, "-arch=compute_80", "-ptx", command[-3], "-o", str(ptx)])
-    if good and not WIDE.search(ptx.read_text()):
-        print("CUDA check: nvcc splits the stores of csrc/cuda/entries.cuh into four", file=sys.stderr)
+    if good and not all(pattern.search(ptx.read_text()) for pattern in WIDE[source.name]):
+        print(f"CUDA check: nvcc splits the stores of {source.name} into four", file=sys.stderr)
         return False
     return good
 
@@ -74,8 +77,8 @@ def main() -> int:
     started = time.time()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         results = dict(zip(calls, pool.map(compiles, calls.values()), strict=True))
-    accumulate = ROOT / "csrc/cuda/accumulate.cu"
-    results[accumulate] = results[accumulate] and stores_wide(calls[accumulate], out)
+    for source in (ROOT / "csrc/cuda" / name for name in WIDE):
+        results[source] = results[source] and stores_wide(source, calls[source], out)
     failed = sorted(str(path.relative_to(ROOT)) for path, good in results.items() if not good)
     print(f"CUDA check: {len(results) - len(failed)} of {len(results)} sources compile. {' '.join(failed)}".rstrip())
     if not failed:

@@ -68,7 +68,8 @@ def accumulate(
         momentum: T finite numbers; not looked at without velocity.
         nesterov: T truth values; not looked at without velocity.
         sent: what was sent of the residual since it was written; None is nothing. Its indices are checked before
-            anything is written. For the CPU only: elsewhere :func:`take` lets it leave at once.
+            anything is written. On CUDA a check would wait for the device: there positions outside of [0, N) are
+            passed over, and where they do not ascend any of them may stay.
 
     Returns:
         How many entries of each gradient are NaN or infinite, int64 [T].

@@ -16,7 +16,8 @@ def gather(residual: Tensor, indices: Tensor) -> Tensor:
 
     Args:
         residual: float32 [N], the tensors' residuals one after another.
-        indices: int32 [K], strictly ascending positions in [0, N); each is checked before it is followed.
+        indices: int32 [K], strictly ascending positions in [0, N); each is checked before it is followed. On CUDA a
+            check would wait for the device: there the value at a position outside of [0, N) is 0.
 
     Returns:
         Values, float32 [K].

@@ -20,7 +20,8 @@ def put(outputs: Sequence[Tensor], indices: Tensor, values: Tensor) -> None:
         outputs: T contiguous tensors of any shape, float32, float16 or bfloat16; N entries together, counted through
             all of them. Overwritten; they share no memory with each other or with ``values``.
         indices: int32 [K], strictly ascending positions in [0, N); checked before anything is written. On CUDA a check
-            would wait for the device: there positions outside of [0, N) are passed over (nothing is written for them).
+            would wait for the device: there positions outside of [0, N) are passed over (nothing is written for them),
+            and where they do not ascend any of ``values`` may be missing.
         values: float32 [K], rounded to nearest, ties to even, where the output has fewer bits.
 
     Raises:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ringprune.ops.gather import gather
@@ -34,6 +35,15 @@ class Sent:
     indices: Tensor
     rest: Tensor | None = None
     masks: bool = False
+
+    def was_read(self) -> None:
+        """Call it after what reads this: on a GPU its memory goes to nobody else before that is done.
+
+        Where it was made on another stream, a block that is let go would be given to what that stream does next.
+        """
+        for tensor in (self.indices, self.rest):
+            if tensor is not None and tensor.is_cuda:
+                tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
     @staticmethod
     def arguments(sent: "Sent | None") -> dict[str, Any]:

@@ -1,6 +1,8 @@
 """What only the CUDA kernels promise: many tensors, any alignment, indices passed over, streams, graphs, devices."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -32,14 +34,17 @@ def anywhere(x: Tensor, shift: int) -> Tensor:
     return memory[shift:]
 
 
-def bucket(device: str, sizes: tuple[int, ...], density: float, seed: int = 0) -> dict[str, Any]:
-    """Arguments of accumulate_select, of mixed dtypes and alignments."""
-    generator = torch.Generator().manual_seed(seed)
+def bucket(device: str, sizes: tuple[int, ...], density: float, *, sent: bool = False) -> dict[str, Any]:
+    """Arguments of accumulate_select, of mixed dtypes and alignments; ``sent``: half of the tensors whole."""
+    generator = torch.Generator().manual_seed(0)
 
     def random(n: int, i: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return anywhere(torch.randn(n, generator=generator).to(dtype).to(device), i % 4)
 
+    spans = enumerate(pairwise([0, *accumulate(sizes)]))
+    indices = torch.cat([torch.arange(a, b, 1 if i % 2 else 17) for i, (a, b) in spans]).int().to(device)
     return {
+        "sent": ops.Sent(indices, random(indices.numel(), 0), masks=True) if sent else None,
         "grads": [random(n, i, FLOATS[i % 3]) for i, n in enumerate(sizes)],
         "weights": [random(n, i + 1, FLOATS[(i + 1) % 3]) for i, n in enumerate(sizes)],
         "residual": random(sum(sizes), 1),
@@ -66,14 +71,17 @@ def expected(arguments: dict[str, Any]) -> tuple[Tensor, Tensor]:
     }
     for name in ("residual", "velocity"):
         copies[name] = copies[f"{name}_out"] = arguments[name].cpu().clone()
+    sent = copies.pop("sent")
+    copies |= ops.Sent.arguments(sent and replace(sent, indices=sent.indices.cpu(), rest=sent.rest.cpu()))
     hints = Hints.none(len(arguments["counts"]), torch.device("cpu"))
     found, _ = accumulate_select_reference(**copies, hints=hints.keys, tally=hints.tally)
     return found, copies["residual"]
 
 
+@pytest.mark.parametrize("sent", [False, True])
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.3, 1.0])
-def test_every_size_and_alignment(device_kernels: Backend, density: float) -> None:
-    arguments = bucket(device_kernels.device, SIZES, density)
+def test_every_size_and_alignment(device_kernels: Backend, density: float, sent: bool) -> None:
+    arguments = bucket(device_kernels.device, SIZES, density, sent=sent)
     hints = Hints.none(len(SIZES), torch.device(device_kernels.device))
     for _ in range(3):
         wanted, residual = expected(arguments)
@@ -85,7 +93,7 @@ def test_every_size_and_alignment(device_kernels: Backend, density: float) -> No
 
 
 def test_more_tensors_than_fit_into_one_upload(device_kernels: Backend) -> None:
-    arguments = bucket(device_kernels.device, tuple(i % 7 for i in range(1_000)), 0.5)
+    arguments = bucket(device_kernels.device, tuple(i % 7 for i in range(1_000)), 0.5, sent=True)
     wanted, _ = expected(arguments)
     hints = Hints.none(1_000, torch.device(device_kernels.device))
     assert_same_bits(run(arguments, hints).cpu(), wanted)
@@ -154,6 +162,64 @@ def test_ascending_indices_may_begin_and_end_out_of_range(device_kernels: Backen
     assert state[2].tolist() == [21.0, 4.0, 21.0, 21.0, 15.0, 16.0, 21.0, 21.0]
 
 
+def strange_indices(seed: int, numel: int, count: int) -> Tensor:
+    """Positions that are doubled, fall, lie out of range, or all of that."""
+    generator = torch.Generator().manual_seed(seed)
+    low, high = [(0, numel), (-(2**31), 2**31 - 1), (-5, numel + 5), (numel // 2, numel // 2 + 1)][seed % 4]
+    indices = torch.randint(low, high, (count,), generator=generator)
+    if seed % 3 == 0:
+        indices = indices.sort().values
+    if seed % 5 == 0:
+        indices = torch.arange(count).flip(0)
+    return indices.int()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_indices_that_do_not_ascend_do_no_harm(device_kernels: Backend, seed: int) -> None:
+    """Every entry gets what it may, with some index or without, and memory around the tensors stays as it is."""
+    to, sizes = device_kernels.device, (1_500, 3, 700)
+    numel = sum(sizes)
+    indices = strange_indices(seed, numel, [1, 40, 600, 3_000][seed % 4]).to(to)
+    values = torch.arange(2.0, 2.0 + indices.numel(), device=to)
+
+    def inside(n: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        memory = torch.full((n + 64,), 0.5, dtype=dtype, device=to)
+        return memory, memory[32:-32].fill_(1.0)
+
+    memories, outputs = zip(*(inside(n, dtype) for n, dtype in zip(sizes, FLOATS, strict=True)), strict=True)
+    ops.put(outputs, indices, values)
+    for output in outputs:
+        assert bool(torch.isin(output, torch.cat([values.to(output.dtype), output.new_zeros(1)])).all())
+
+    more, (residual, velocity, residual_out, velocity_out) = zip(*(inside(numel) for _ in range(4)), strict=True)
+    grads = [torch.ones(n, device=to) for n in sizes]
+    ops.accumulate_select(
+        grads,
+        residual,
+        velocity,
+        grads,
+        residual_out=residual_out,
+        velocity_out=velocity_out,
+        factors=[1.0] * 3,
+        momentum=[0.5] * 3,
+        nesterov=[False] * 3,
+        score="magnitude",
+        parameters=[0.0] * 3,
+        counts=[n // 3 for n in sizes],
+        hints=Hints.none(3, torch.device(to)),
+        sent=ops.Sent(indices, values, masks=True),
+    )
+    assert bool(torch.isin(velocity_out, torch.tensor([1.0, 1.5], device=to)).all())
+    assert bool(torch.isin(residual_out - velocity_out, torch.cat([values, values.new_ones(1)])).all())
+    assert bool((residual == 1.0).all() and (velocity == 1.0).all())
+
+    read = ops.gather(torch.arange(numel, device=to).float(), indices).cpu()
+    there = indices.cpu()
+    assert_same_bits(read, torch.where((there >= 0) & (there < numel), there, 0).float())
+    for memory in (*memories, *more):
+        assert bool((memory[:32] == 0.5).all() and (memory[-32:] == 0.5).all())
+
+
 @pytest.mark.parametrize("n", [0, 1, 127, 128, 2_048, 2_049, 100_000])
 def test_square_sum_is_the_same_tree(device_kernels: Backend, n: int) -> None:
     x = torch.randn(n, dtype=torch.float64)
@@ -171,6 +237,10 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         "accumulate": lambda: ops.accumulate([elsewhere], flat, None, residual_out=flat, velocity_out=None, **lists),
         "importance": lambda: ops.importance(flat, [elsewhere], score="ratio", parameters=[0.0]),
         "take": lambda: ops.take(flat, None, indices, [0, 5]),
+        "gather": lambda: ops.gather(flat, indices),
+        "sent": lambda: ops.accumulate(
+            [flat.clone()], flat, None, residual_out=flat, velocity_out=None, **lists, sent=ops.Sent(indices)
+        ),
         "give_back": lambda: ops.give_back(flat, indices, torch.ones(2)),
         "put": lambda: ops.put([flat], indices, torch.ones(2)),
         "square_sum": lambda: ops.square_sum([flat, elsewhere]),
@@ -185,7 +255,7 @@ def test_tensors_elsewhere_are_refused(cuda: str, op: str) -> None:
 
 
 def test_side_stream(cuda: str) -> None:
-    arguments = bucket(cuda, (200_000, 100), 0.01)
+    arguments = bucket(cuda, (200_000, 100), 0.01, sent=True)
     wanted, _ = expected(arguments)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -198,7 +268,7 @@ def test_side_stream(cuda: str) -> None:
 
 
 def test_captured_into_a_graph_and_replayed(cuda: str) -> None:
-    arguments = bucket(cuda, (200_000, 100, 5), 0.01)
+    arguments = bucket(cuda, (200_000, 100, 5), 0.01, sent=True)
     hints = Hints.none(3, torch.device(cuda))
     outputs = [torch.zeros_like(weight) for weight in arguments["weights"]]
     offsets = [0, 200_000, 200_100, 200_105]
@@ -206,6 +276,7 @@ def test_captured_into_a_graph_and_replayed(cuda: str) -> None:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):  # an op that waits for the device, or copies from the host, ends the capture
         found = run(arguments, hints)
+        read = ops.gather(arguments["residual"], found)
         values = ops.take(arguments["residual"], arguments["velocity"], found, offsets)
         ops.give_back(arguments["residual"], found, torch.zeros_like(values))
         ops.put(outputs, found, values)
@@ -219,6 +290,7 @@ def test_captured_into_a_graph_and_replayed(cuda: str) -> None:
         assert_same_bits(found.cpu(), wanted)
         residual[wanted[wanted >= 0]] = 0.0
         assert_same_bits(arguments["residual"].cpu(), residual)
+        assert_same_bits(read.cpu(), values.cpu())
         assert bool((sums > 0).any())
 
 
