@@ -55,13 +55,19 @@ struct Source {
     if (!slots) return shares;
     return min(max(ceil_div(size, kSlotsEach), 1u), shares);
   }
+  // Whether the first block to know the first digit finds all of the threshold.
+  __device__ bool is_small() const { return slots && size <= kFewSlots; }
 };
 
+__device__ inline Source first_source(const Bucket& bucket, const Part& part, const Hint& hint, uint32_t found) {
+  return {serves(part, floor_of(bucket, part, hint), found), found};
+}
+
 // After the first digit.
-__device__ inline Source source_of(const Bucket& bucket, const Part& part, const Progress& progress) {
-  if (progress.recollect && !bucket.recollects) return {false, 0u};
-  const uint32_t size = progress.recollect ? progress.collected : progress.found;
-  return {size <= static_cast<uint32_t>(part.room), size};
+__device__ inline Source next_source(const Bucket& bucket, const Part& part, const Progress& progress,
+                                     const Source& first) {
+  if (first.slots || !bucket.recollects) return first;
+  return {progress.collected <= static_cast<uint32_t>(part.room), progress.collected};
 }
 
 // One of the blocks that look for a tensor's threshold, or the only one.
@@ -73,11 +79,11 @@ struct Worker {
   uint32_t workers = 1u;
 
   __device__ Worker(int32_t i, const Part& part, const Source& source) : i(i), part(part), source(source) {}
-  __device__ Worker(const Bucket& bucket, int32_t i, const Part& part, const Source& source)
+  __device__ Worker(const Bucket& bucket, int32_t i, const Part& part, const Source& source, int32_t share)
       : i(i),
         part(part),
         source(source),
-        me(blockIdx.x - static_cast<uint32_t>(part.first_share)),
+        me(static_cast<uint32_t>(share - part.first_share)),
         workers(source.workers(part, bucket.parts.share)) {}
 };
 
@@ -137,10 +143,11 @@ struct Place {
 // What the threads of a block know of their tensor's threshold.
 struct Search {
   uint32_t histogram[kBins];
-  Aim aim;        // of the next hint
-  Place hint;     // where that is, if it has a place
-  Range range;    // where the threshold is
-  uint32_t rank;  // its, among the keys there
+  Aim aim;          // of the next hint
+  Place hint;       // where that is, if it has a place
+  Range range;      // where the threshold is
+  uint32_t rank;    // its, among the keys there
+  uint32_t digits;  // that were known
   uint32_t found;
   Quad<uint32_t> few[kFew / 4];
 
@@ -302,56 +309,59 @@ __device__ void find_rest(const Bucket& bucket, const Worker& alone, const Keys&
   }
 }
 
-// One thread writes down what the block has found.
-__device__ inline void conclude(const Search& search, Progress& progress) {
+// What other blocks are told, and wait for where they run beside this one.
+__device__ inline void conclude(const Search& search, Progress& progress, uint32_t digits) {
+  __syncthreads();
   if (threadIdx.x != 0) return;
+  const bool done = search.range.bits == 0u;
   progress.threshold = search.range.low;
   progress.bits = search.range.bits;
   progress.rank = search.rank;
-  progress.done = search.range.bits == 0u;
+  __threadfence();
+  if (done) write_now(progress.outcome, outcome_of(search.range.low, search.rank));
+  write_now(progress.digits, done ? kDigits : digits);
 }
 
-// Finds the first bin of every tensor's threshold, and where there is little to read the threshold. Blocks of a tensor
-// share what there is to read.
+// Finds the first bin of a tensor's threshold, and where there is little to read the threshold. Blocks of a tensor
+// share what there is to read; `share` is which of all shares is this one's. `search` is at its beginning.
 template <class Keys>
-__global__ void __launch_bounds__(kDigitThreads) find_first_digit(Bucket bucket, Keys keys) {
-  __shared__ Search search;
-  search.begin();
-  wait_for_previous();
-  const int32_t i = find_row_together(bucket.parts, &Part::first_share, blockIdx.x);
+__device__ void find_first_digit(const Bucket& bucket, const Keys& keys, int32_t share, Search& search) {
+  const int32_t i = find_row_together(bucket.parts, &Part::first_share, share);
   const Part part = bucket.parts.rows[i];
   const Hint hint = hint_of(bucket, i);
   Progress& progress = bucket.progress[i];
   const uint32_t found = progress.found;
-  const Source source{serves(part, floor_of(bucket, part, hint), found), found};
-  const Worker worker(bucket, i, part, source);
+  const Source source = first_source(bucket, part, hint, found);
+  const Worker worker(bucket, i, part, source, share);
   if (part.count == 0 || worker.me >= worker.workers) return;
   __syncthreads();
   if (!find_first_bin(bucket, worker, keys, hint, found, search, progress)) return;
-  if (!bucket.finds_next || (source.slots && source.size <= kFewSlots)) {
-    find_rest(bucket, Worker(i, part, source), keys, search);
-  }
-  conclude(search, progress);
+  if (source.is_small()) find_rest(bucket, Worker(i, part, source), keys, search);
+  conclude(search, progress, 1u);
 }
 
-// Finds the next digit of those that are not known yet. A range is so narrow that two are enough.
+// Finds the next digit, after so many, of those that are not known yet. A range is so narrow that two are enough.
 template <class Keys>
-__global__ void __launch_bounds__(kDigitThreads) find_next_digit(Bucket bucket, Keys keys) {
-  wait_for_previous();
-  __shared__ Search search;
-  const int32_t i = find_row_together(bucket.parts, &Part::first_share, blockIdx.x);
+__device__ void find_next_digit(const Bucket& bucket, const Keys& keys, int32_t share, Search& search,
+                                uint32_t digits) {
+  const int32_t i = find_row_together(bucket.parts, &Part::first_share, share);
   const Part part = bucket.parts.rows[i];
   Progress& progress = bucket.progress[i];
-  if (part.count == 0 || progress.done) return;
-  const Worker worker(bucket, i, part, source_of(bucket, part, progress));
-  if (worker.me >= worker.workers) return;
-  search.clear();
+  const Source first = first_source(bucket, part, hint_of(bucket, i), progress.found);
+  const Worker worker(bucket, i, part, next_source(bucket, part, progress, first), share);
+  if (part.count == 0 || first.is_small() || worker.me >= worker.workers) return;
   if (threadIdx.x == 0) {
-    search.range = {progress.threshold, progress.bits};
-    search.rank = progress.rank;
+    do {
+      search.digits = read_now(progress.digits);
+    } while (search.digits < digits);
+    __threadfence();
+    search.range = {read_now(progress.threshold), read_now(progress.bits)};
+    search.rank = read_now(progress.rank);
   }
+  search.clear();
   __syncthreads();
-  if (find_next_bin(bucket, worker, keys, search)) conclude(search, progress);
+  if (search.digits >= kDigits) return;
+  if (find_next_bin(bucket, worker, keys, search)) conclude(search, progress, digits + 1u);
 }
 
 }  // namespace ringprune::cuda

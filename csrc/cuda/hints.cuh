@@ -59,9 +59,10 @@ __device__ inline Aim aim_after(const Part& part, const Hint& hint, uint32_t fou
 __device__ inline uint32_t below(uint32_t key) { return key > kStep ? key - kStep : kAboveZero; }
 
 // Keeps hint, margin and tally of a tensor that has been selected from. One thread of all.
-__device__ inline void remember(const Bucket& bucket, int32_t i, const Part& part, const Hint& before,
-                                const Progress& progress, const Aim& aim) {
-  if (!bucket.hints || part.count == 0) return;
+__device__ inline void remember(const Bucket& bucket, int32_t i, const Part& part, const Progress& progress) {
+  if (!bucket.hints) return;
+  const Hint before = hint_of(bucket, i);
+  const Aim aim = aim_after(part, before, progress.found, progress.recollect);
   const auto count = static_cast<uint32_t>(part.count);
   const bool cold = before.key <= 0;
   const bool missed = !cold && progress.recollect && progress.found < count;

@@ -38,12 +38,12 @@ struct Items {
   uint32_t entry;  // of the tensor; the same one's
 };
 
-// The tiles of a strip that fall to this warp, one in kWarps. What was collected of all of them is loaded together,
-// for waiting is what takes time here.
-template <class Keys>
+// The tiles of a strip that fall to this warp, one in as many as the block has warps. What was collected of all of them
+// is loaded together, for waiting is what takes time here.
+template <class Keys, int kOfBlock>
 class WarpTiles {
  public:
-  static constexpr int kEach = kStripTiles / kWarps;
+  static constexpr int kEach = kStripTiles * kLanes / kOfBlock;
 
   __device__ WarpTiles(const Bucket& bucket, const Strip& strip, const Keys& keys)
       : bucket_(bucket), part_(strip.part), keys_(keys), first_entry_(strip.me * kStrip) {
@@ -52,7 +52,9 @@ class WarpTiles {
     for (int k = 0; k < kEach; ++k) {
       runs[k] = number(k) < strip.tiles ? bucket.runs[strip.first_tile + number(k)] : Run{0, 0};
     }
-    slots_ = source_of(bucket, part_, bucket.progress[strip.i]).slots;
+    const Progress& progress = bucket.progress[strip.i];
+    const Source first = first_source(bucket, part_, hint_of(bucket, strip.i), progress.found);
+    slots_ = next_source(bucket, part_, progress, first).slots;
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       const int64_t rest = part_.entries - begin(k);
@@ -69,7 +71,7 @@ class WarpTiles {
   }
 
   // Which tile of the strip the warp's k-th is.
-  __device__ static int number(int k) { return warp() + k * kWarps; }
+  __device__ static int number(int k) { return warp() + k * (kOfBlock / kLanes); }
 
   // Calls body(entry of the tensor, counts of the items before, whether it is above, whether equal) for every item of
   // the k-th tile; returns the counts of all.
@@ -127,15 +129,16 @@ class Announced {
   __device__ void announce(int32_t j, Counts counts) const { counts_[j] = counts | kThere; }
 
   // This thread's part of the sum over [begin, end); it waits for those that are not there yet.
+  template <int kOfBlock>
   __device__ Counts some(int32_t begin, int32_t end) const {
     Counts sum = 0;
-    for (int32_t first = begin + static_cast<int32_t>(threadIdx.x); first < end; first += kTogether * kThreads) {
+    for (int32_t first = begin + static_cast<int32_t>(threadIdx.x); first < end; first += kTogether * kOfBlock) {
       Counts found[kTogether], all;
       do {
         all = kThere;
 #pragma unroll
         for (int k = 0; k < kTogether; ++k) {
-          const int32_t j = first + k * kThreads;
+          const int32_t j = first + k * kOfBlock;
           found[k] = kThere;
           if (j < end) found[k] = counts_[j];
           all &= found[k];
@@ -153,57 +156,49 @@ class Announced {
   volatile Counts* counts_;
 };
 
-// The counts of a tensor's strips before this one, of which `own` are announced. All threads together. Where there are
-// many strips, the first of each group announces the sum of all before it.
-__device__ inline Counts counts_before(const Bucket& bucket, const Strip& strip, Counts own) {
+// The counts of a tensor's strips before this one, which announces its own. All threads together. Where there are many
+// strips, the first of each group announces the sum of all before it.
+template <int kOfBlock>
+__device__ Counts counts_before(const Bucket& bucket, const Strip& strip, Counts own) {
   const Announced strips(bucket.strip_counts + strip.part.first_strip);
   const Announced groups(bucket.group_counts + group_of(strip.i, strip.part.first_strip, 0));
   if (threadIdx.x == 0) strips.announce(strip.me, own);
   const int32_t group = strip.me / kGroup;
   const bool is_first = strip.me % kGroup == 0 && group > 0;
   const int32_t from = is_first ? group - 1 : group;
-  Counts some = strips.some(from * kGroup, strip.me), before;
-  if (from > 0) some += groups.some(from, threadIdx.x == 0 ? from + 1 : from);
-  block_scan(some, before);
+  Counts some = strips.some<kOfBlock>(from * kGroup, strip.me), before;
+  if (from > 0 && threadIdx.x == 0) some += groups.some<kOfBlock>(from, from + 1);
+  block_scan<kOfBlock>(some, before);
   if (is_first && threadIdx.x == 0) groups.announce(group, before);
   return before;
 }
 
-// A block a strip, then a block a tensor for what is kept of it. In the order in which they begin, whatever their
-// numbers: blocks wait for those before them, so these must have begun.
-template <class Keys>
-__global__ void __launch_bounds__(kThreads) write_positions(Bucket bucket, Keys keys) {
-  wait_for_previous();
-  __shared__ int32_t turn;
+// Writes the positions of a strip, the `number`-th of all, as soon as its tensor's threshold is known.
+template <int kOfBlock, class Keys>
+__device__ void write_strip(const Bucket& bucket, const Keys& keys, int32_t number) {
   __shared__ Counts of_tiles[kStripTiles];
-  if (threadIdx.x == 0) turn = static_cast<int32_t>(atomicAdd(bucket.begun, 1u));
-  __syncthreads();
-  if (turn >= bucket.parts.strips) {
-    if (threadIdx.x != 0) return;
-    const int32_t i = turn - bucket.parts.strips;
-    const Part& part = bucket.parts.rows[i];
-    const Progress& progress = bucket.progress[i];
-    const Hint hint = hint_of(bucket, i);
-    return remember(bucket, i, part, hint, progress, aim_after(part, hint, progress.found, progress.recollect));
-  }
-  const Strip strip(bucket.parts, turn);
+  const Strip strip(bucket.parts, number);
   const Part& part = strip.part;
   if (part.count == 0) return;
-  const WarpTiles<Keys> tiles(bucket, strip, keys);
+  using Tiles = WarpTiles<Keys, kOfBlock>;
+  const Tiles tiles(bucket, strip, keys);
   const Progress& progress = bucket.progress[strip.i];
-  const uint32_t threshold = progress.all ? 0u : progress.threshold;
-  const uint32_t ties = progress.all ? 0u : progress.rank;
+  uint64_t outcome = 0;
+  while (lane() == 0 && outcome == 0) outcome = read_now(progress.outcome);
+  outcome = __shfl_sync(kAllLanes, outcome, 0);
+  const auto threshold = static_cast<uint32_t>(outcome >> 32) & 0x7fffffffu, ties = static_cast<uint32_t>(outcome);
 #pragma unroll
-  for (int k = 0; k < tiles.kEach; ++k) {
+  for (int k = 0; k < Tiles::kEach; ++k) {
     const Counts found = tiles.for_each_item(k, threshold, [](auto...) {});
     if (lane() == 0) of_tiles[tiles.number(k)] = found;
   }
   __syncthreads();
   const Counts own = of_tiles[lane()], up_to = warp_scan(own);
-  const Counts before = counts_before(bucket, strip, __shfl_sync(kAllLanes, up_to, kLanes - 1)) + up_to - own;
+  const Counts of_strip = __shfl_sync(kAllLanes, up_to, kLanes - 1);
+  const Counts before = counts_before<kOfBlock>(bucket, strip, of_strip) + up_to - own;
   int32_t* positions = bucket.positions + part.first_position;
 #pragma unroll
-  for (int k = 0; k < tiles.kEach; ++k) {
+  for (int k = 0; k < Tiles::kEach; ++k) {
     const Counts before_tile = __shfl_sync(kAllLanes, before, tiles.number(k));
     tiles.for_each_item(k, threshold, [&](auto entry, Counts in_tile, bool is_above, bool is_equal) {
       const Counts all = before_tile + in_tile;
@@ -211,10 +206,32 @@ __global__ void __launch_bounds__(kThreads) write_positions(Bucket bucket, Keys 
       positions[above_of(all) + min(equal_of(all), ties)] = static_cast<int32_t>(part.start + entry());
     });
   }
-  const int64_t step = int64_t{strips_of(part)} * kThreads;
-  for (int64_t i = progress.selected + int64_t{strip.me} * kThreads + threadIdx.x; i < part.count; i += step) {
+  if (threshold > 0u) return;  // as many as were asked for
+  __threadfence();
+  const int64_t step = int64_t{strips_of(part)} * kOfBlock;
+  for (int64_t i = read_now(progress.selected) + int64_t{strip.me} * kOfBlock + threadIdx.x; i < part.count;
+       i += step) {
     positions[i] = kPad;
   }
+}
+
+// Keeps what is to be kept of a tensor when all blocks that write its positions have read the hint it had.
+template <int kOfBlock>
+__device__ void finish(const Bucket& bucket, int32_t i) {
+  const Part part = bucket.parts.rows[i];
+  if (part.count == 0) return;
+  Announced(bucket.strip_counts + part.first_strip).some<kOfBlock>(0, strips_of(part));
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  const Progress& now = bucket.progress[i];
+  Progress progress{};
+  progress.found = read_now(now.found);
+  progress.recollect = read_now(now.recollect);
+  progress.all = read_now(now.all);
+  progress.threshold = read_now(now.threshold);
+  progress.hint = read_now(now.hint);
+  remember(bucket, i, part, progress);
 }
 
 }  // namespace ringprune::cuda

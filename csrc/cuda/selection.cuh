@@ -1,4 +1,4 @@
-// The part of selection that select and accumulate_select share; see selection.h.
+// The kernels that select and accumulate_select share; see selection.h.
 
 #pragma once
 
@@ -8,16 +8,64 @@
 
 namespace ringprune::cuda {
 
+template <class Keys>
+__global__ void __launch_bounds__(kDigitThreads) find_first_digits(Bucket bucket, Keys keys) {
+  __shared__ Search search;
+  search.begin();
+  wait_for_previous();
+  find_first_digit(bucket, keys, static_cast<int32_t>(blockIdx.x), search);
+}
+
+template <class Keys>
+__global__ void __launch_bounds__(kDigitThreads) find_next_digits(Bucket bucket, Keys keys, uint32_t digits) {
+  wait_for_previous();
+  __shared__ Search search;
+  find_next_digit(bucket, keys, static_cast<int32_t>(blockIdx.x), search, digits);
+}
+
+// A block a strip, then a block a tensor.
+template <class Keys>
+__global__ void __launch_bounds__(kThreads) write_positions(Bucket bucket, Keys keys) {
+  wait_for_previous();
+  const int32_t turn = take_turn(bucket.begun);
+  if (turn < bucket.parts.strips) {
+    write_strip<kThreads>(bucket, keys, turn);
+  } else {
+    finish<kThreads>(bucket, turn - bucket.parts.strips);
+  }
+}
+
+// All of that at once.
+template <class Keys>
+__global__ void __launch_bounds__(kDigitThreads, 1) select_at_once(Bucket bucket, Keys keys) {
+  __shared__ Search search;
+  search.begin();
+  wait_for_previous();
+  const int32_t shares = bucket.parts.shares, strips = bucket.parts.strips;
+  int32_t turn = take_turn(bucket.begun);
+  if (turn < shares) return find_first_digit(bucket, keys, turn, search);
+  turn -= shares;
+  if (turn < 2 * shares) {
+    return find_next_digit(bucket, keys, turn % shares, search, static_cast<uint32_t>(1 + turn / shares));
+  }
+  turn -= 2 * shares;
+  if (turn < strips) return write_strip<kDigitThreads>(bucket, keys, turn);
+  finish<kDigitThreads>(bucket, turn - strips);
+}
+
 // Selects by `keys`, among the candidates that are in the slots where these serve.
 template <class Keys>
 void select_collected(cudaStream_t stream, const Bucket& bucket, const Keys& keys) {
-  const int64_t strips = bucket.parts.strips, shares = bucket.parts.shares;
-  launch<kDigitThreads>(stream, shares, find_first_digit<Keys>, bucket, keys);
-  if (bucket.recollects) launch(stream, strips, recollect<Keys>, bucket, keys);
-  for (int digit = 1; digit <= 2 && bucket.finds_next; ++digit) {
-    launch<kDigitThreads>(stream, shares, find_next_digit<Keys>, bucket, keys);
+  const int64_t tensors = bucket.parts.count, strips = bucket.parts.strips, shares = bucket.parts.shares;
+  if (!bucket.recollects) {
+    return launch<kDigitThreads>(stream, 3 * shares + strips + tensors, select_at_once<Keys>, bucket, keys);
   }
-  launch(stream, strips + bucket.parts.count, write_positions<Keys>, bucket, keys);
+  launch<kDigitThreads>(stream, shares, find_first_digits<Keys>, bucket, keys);
+  launch(stream, strips, recollect<Keys>, bucket, keys);
+  for (uint32_t digits = 1; digits < kDigits; ++digits) {
+    launch<kDigitThreads>(stream, shares, find_next_digits<Keys>, bucket, keys, digits);
+  }
+  launch(stream, strips + tensors, write_positions<Keys>, bucket, keys);
 }
 
 }  // namespace ringprune::cuda

@@ -8,10 +8,12 @@
 //   write        count how many entries of each tile are above the threshold and equal to it,  ) the tensor's
 //                add up, write positions in order; among equals the lowest                     ) entries
 //
-// What is launched depends on sizes alone (small buckets do without `recollect`, and where all tensors are small one
-// block goes on after digit 0 in any case), and every kernel finds out on the device what there is to do, so nothing
+// For a small bucket, where launches take longer than work, all after `collect` is one kernel, and does not recollect.
+//
+// What is launched depends on sizes alone, and every kernel finds out on the device what there is to do, so nothing
 // waits for the device and a bucket's launches are the same every time: they may be captured into a graph. Blocks of
 // one tensor meet in counters (integers, where order does not matter); the last to come takes the decision for all.
+// Where blocks wait for others of their kernel, these come before them in an order in which they have begun to run.
 
 #pragma once
 
@@ -24,12 +26,15 @@ namespace ringprune::cuda {
 
 constexpr int kBins = 2048;  // what 11 bits can tell apart
 
+constexpr uint32_t kDigits = 3;  // as many are known then as are needed, or more
+
 // What is known of a tensor's selection so far; all zero before.
 struct alignas(16) Progress {
+  uint64_t outcome;    // at the end; see outcome_of
   uint32_t found;      // keys not below the hint, those included for which there was no slot
   uint32_t recollect;  // whether these do not serve: too few, or no room for all
   uint32_t collected;  // the same as `found` of the second time
-  uint32_t done;       // whether the threshold is known
+  uint32_t digits;     // of the threshold that are known
   uint32_t all;        // whether everything that is above zero, or in the slots, is selected
   uint32_t threshold;  // the smallest key selected is not below it,
   uint32_t bits;       // and above it by less than 2^bits
@@ -38,6 +43,11 @@ struct alignas(16) Progress {
   uint32_t hint;     // for the next time
   uint32_t arrived;  // blocks, see arrives_last
 };
+
+// Threshold, and how many entries equal to it are selected, in one word, which is not zero. All are above 0.
+C10_HOST_DEVICE constexpr uint64_t outcome_of(uint32_t threshold, uint32_t ties) {
+  return uint64_t{1} << 63 | uint64_t{threshold} << 32 | ties;
+}
 
 // The slots that a tile's candidates are in, counted from its tensor's first.
 struct Run {
@@ -66,7 +76,6 @@ struct Bucket {
   Counts* group_counts;  // per kGroup strips of a tensor, all zero before; see group_of
   uint32_t* begun;       // how many blocks have, zero before
   bool recollects;       // whether there is a kernel that does
-  bool finds_next;       // whether there are kernels that find the next digits
   int32_t* hints;        // per tensor a key and a margin; null: there are none
   int64_t* tally;        // null as hints are
   int32_t* positions;

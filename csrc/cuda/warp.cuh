@@ -64,6 +64,25 @@ __device__ inline bool arrives_last(uint32_t* arrived, uint32_t blocks) {
   return last;
 }
 
+// Memory that other blocks write or read while this one runs.
+template <class T>
+__device__ T read_now(const T& from) {
+  return *static_cast<const volatile T*>(&from);
+}
+template <class T>
+__device__ void write_now(T& to, std::type_identity_t<T> value) {
+  *static_cast<volatile T*>(&to) = value;
+}
+
+// The number of this block in the order in which blocks begin; `begun` counts them, zero before. All threads together,
+// at most once per kernel.
+__device__ inline int32_t take_turn(uint32_t* begun) {
+  __shared__ int32_t turn;
+  if (threadIdx.x == 0) turn = static_cast<int32_t>(atomicAdd(begun, 1u));
+  __syncthreads();
+  return turn;
+}
+
 // Adds to a count of 64 bits.
 template <class Integer>
 __device__ void add_to(Integer* count, std::type_identity_t<Integer> more) {

@@ -16,15 +16,11 @@ struct SelectionLayout {
   int64_t strips = 0;
   int64_t shares = 0;
   int64_t entries = 0;
-  int64_t largest = 0;  // tensor
   int64_t share;
   int32_t histograms = 0;
 
   SelectionLayout(std::vector<Part>& parts, at::IntArrayRef counts, at::IntArrayRef starts) {
-    for (const Part& part : parts) {
-      entries += part.entries;
-      largest = std::max(largest, part.entries);
-    }
+    for (const Part& part : parts) entries += part.entries;
     share = ceil_div(std::max(entries / kMostShares, int64_t{1}), int64_t{kStrip}) * kStrip;
     for (size_t i = 0; i < parts.size(); ++i) {
       Part& part = parts[i];
@@ -60,8 +56,7 @@ class Scratch {
     bucket.parts.strips = static_cast<int32_t>(layout.strips);
     bucket.parts.shares = static_cast<int32_t>(layout.shares);
     bucket.parts.share = static_cast<int32_t>(layout.share);
-    bucket.finds_next = layout.largest > kWorthSharing;
-    bucket.recollects = bucket.finds_next && layout.entries > kWorthCollecting;
+    bucket.recollects = layout.entries > kWorthCollecting;
     bucket.progress = memory<Progress>(counters_);
     bucket.strip_counts = reinterpret_cast<Counts*>(bucket.progress + tensors);
     bucket.group_counts = bucket.strip_counts + layout.strips;
