@@ -18,23 +18,8 @@ __device__ inline int32_t shares_of(const Part& part, int32_t share) {
   return static_cast<int32_t>(ceil_div<int64_t>(part.entries, share));
 }
 
-// The number of the last row with `first` <= value, the rows being in that order. Empty tensors are never found, for
-// the next begins where they do.
-template <class Row, class First>
-__device__ int32_t find_row(const Table<Row>& table, First Row::* first, int64_t value) {
-  int32_t low = 0, high = table.count;  // low fits, high does not
-  while (high - low > 1) {
-    const int32_t middle = low + (high - low) / 2;
-    if (table.rows[middle].*first <= value) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
-// The same for a value that all lanes of a warp look for together, at kLanes rows at a time.
+// The number of the last row with `first` <= value, the rows being in that order, which all lanes of a warp look for
+// together, at kLanes rows at a time. Empty tensors are never found, for the next begins where they do.
 template <class Row, class First>
 __device__ int32_t find_row_together(const Table<Row>& table, First Row::* first, int64_t value) {
   int32_t low = 0, size = table.count;  // low fits, low + size does not
