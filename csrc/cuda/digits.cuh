@@ -66,7 +66,7 @@ __device__ inline Source first_source(const Bucket& bucket, const Part& part, co
 // After the first digit.
 __device__ inline Source next_source(const Bucket& bucket, const Part& part, const Progress& progress,
                                      const Source& first) {
-  if (first.slots || !bucket.recollects) return first;
+  if (first.slots || bucket.at_once) return first;
   return {progress.collected <= static_cast<uint32_t>(part.room), progress.collected};
 }
 

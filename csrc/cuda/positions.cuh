@@ -1,4 +1,4 @@
-// From the threshold to the positions: counted per tile, added up in order, written where they belong, in one kernel.
+// From the threshold to the positions: counted per tile, added up in order, written where they belong.
 
 #pragma once
 
@@ -45,16 +45,13 @@ class WarpTiles {
  public:
   static constexpr int kEach = kStripTiles * kLanes / kOfBlock;
 
-  __device__ WarpTiles(const Bucket& bucket, const Strip& strip, const Keys& keys)
-      : bucket_(bucket), part_(strip.part), keys_(keys), first_entry_(strip.me * kStrip) {
-    Run runs[kEach];  // loaded before it is known whether they serve
+  __device__ WarpTiles(const Bucket& bucket, const Strip& strip, const Keys& keys, bool slots)
+      : bucket_(bucket), part_(strip.part), keys_(keys), first_entry_(strip.me * kStrip), slots_(slots) {
+    Run runs[kEach];  // loaded before it is known whether they serve, which `slots` says
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       runs[k] = number(k) < strip.tiles ? bucket.runs[strip.first_tile + number(k)] : Run{0, 0};
     }
-    const Progress& progress = bucket.progress[strip.i];
-    const Source first = first_source(bucket, part_, hint_of(bucket, strip.i), progress.found);
-    slots_ = next_source(bucket, part_, progress, first).slots;
 #pragma unroll
     for (int k = 0; k < kEach; ++k) {
       const int64_t rest = part_.entries - begin(k);
@@ -120,118 +117,110 @@ class WarpTiles {
   Items items_[kEach];
 };
 
-// Counts of strips as other blocks may read them, once they are there.
-class Announced {
- public:
-  __device__ explicit Announced(Counts* counts) : counts_(counts) {}
+// What a strip has, tile by tile, and the tensor's threshold, for which this waits.
+template <class Keys, int kOfBlock>
+struct Selected {
+  using Tiles = WarpTiles<Keys, kOfBlock>;
+  const Bucket& bucket;
+  const Strip& strip;
+  const Progress& progress;
+  Tiles tiles;
+  uint32_t threshold;
+  uint32_t ties;  // how many of those equal to it
 
-  // In one access, so that nobody sees a part of it.
-  __device__ void announce(int32_t j, Counts counts) const { counts_[j] = counts | kThere; }
-
-  // This thread's part of the sum over [begin, end); it waits for those that are not there yet.
-  template <int kOfBlock>
-  __device__ Counts some(int32_t begin, int32_t end) const {
-    Counts sum = 0;
-    for (int32_t first = begin + static_cast<int32_t>(threadIdx.x); first < end; first += kTogether * kOfBlock) {
-      Counts found[kTogether], all;
-      do {
-        all = kThere;
-#pragma unroll
-        for (int k = 0; k < kTogether; ++k) {
-          const int32_t j = first + k * kOfBlock;
-          found[k] = kThere;
-          if (j < end) found[k] = counts_[j];
-          all &= found[k];
-        }
-      } while (all == 0);
-#pragma unroll
-      for (int k = 0; k < kTogether; ++k) sum += found[k] & ~kThere;
-    }
-    return sum;
+  __device__ Selected(const Bucket& bucket, const Strip& strip, const Keys& keys, bool slots)
+      : bucket(bucket), strip(strip), progress(bucket.progress[strip.i]), tiles(bucket, strip, keys, slots) {
+    uint64_t outcome = 0;
+    while (lane() == 0 && outcome == 0) outcome = read_now(progress.outcome);
+    outcome = __shfl_sync(kAllLanes, outcome, 0);
+    threshold = static_cast<uint32_t>(outcome >> 32) & 0x7fffffffu;
+    ties = static_cast<uint32_t>(outcome);
   }
 
- private:
-  static constexpr int kTogether = 4;
-  static constexpr Counts kThere = Counts{1} << 63;
-  volatile Counts* counts_;
+  // For each lane the counts of the tiles up to that one. All threads together.
+  __device__ Counts count() const {
+    __shared__ Counts of_tiles[kStripTiles];
+#pragma unroll
+    for (int k = 0; k < Tiles::kEach; ++k) {
+      const Counts found = tiles.for_each_item(k, threshold, [](auto...) {});
+      if (lane() == 0) of_tiles[tiles.number(k)] = found;
+    }
+    __syncthreads();
+    return warp_scan(of_tiles[lane()]);
+  }
+
+  // Writes their positions; before(k) is how many come before the warp's k-th tile.
+  template <class Before>
+  __device__ void write(const Before& before) const {
+    int32_t* positions = bucket.positions + strip.part.first_position;
+#pragma unroll
+    for (int k = 0; k < Tiles::kEach; ++k) {
+      const Counts before_tile = before(k);
+      tiles.for_each_item(k, threshold, [&](auto entry, Counts in_tile, bool is_above, bool is_equal) {
+        const Counts all = before_tile + in_tile;
+        if (!is_above && !(is_equal && equal_of(all) < ties)) return;
+        positions[above_of(all) + min(equal_of(all), ties)] = static_cast<int32_t>(strip.part.start + entry());
+      });
+    }
+    if (threshold > 0u) return;  // there are as many as were asked for
+    __threadfence();
+    const int64_t step = int64_t{strips_of(strip.part)} * kOfBlock, mine = int64_t{strip.me} * kOfBlock + threadIdx.x;
+    for (int64_t i = read_now(progress.selected) + mine; i < strip.part.count; i += step) positions[i] = kPad;
+  }
 };
 
-// The counts of a tensor's strips before this one, which announces its own. All threads together. Where there are many
-// strips, the first of each group announces the sum of all before it.
-template <int kOfBlock>
-__device__ Counts counts_before(const Bucket& bucket, const Strip& strip, Counts own) {
-  const Announced strips(bucket.strip_counts + strip.part.first_strip);
-  const Announced groups(bucket.group_counts + group_of(strip.i, strip.part.first_strip, 0));
-  if (threadIdx.x == 0) strips.announce(strip.me, own);
-  const int32_t group = strip.me / kGroup;
-  const bool is_first = strip.me % kGroup == 0 && group > 0;
-  const int32_t from = is_first ? group - 1 : group;
-  Counts some = strips.some<kOfBlock>(from * kGroup, strip.me), before;
-  if (from > 0 && threadIdx.x == 0) some += groups.some<kOfBlock>(from, from + 1);
-  block_scan<kOfBlock>(some, before);
-  if (is_first && threadIdx.x == 0) groups.announce(group, before);
-  return before;
-}
-
-// Writes the positions of a strip, the `number`-th of all, as soon as its tensor's threshold is known.
-template <int kOfBlock, class Keys>
-__device__ void write_strip(const Bucket& bucket, const Keys& keys, int32_t number) {
-  __shared__ Counts of_tiles[kStripTiles];
-  const Strip strip(bucket.parts, number);
-  const Part& part = strip.part;
-  if (part.count == 0) return;
-  using Tiles = WarpTiles<Keys, kOfBlock>;
-  const Tiles tiles(bucket, strip, keys);
+// Whether the slots serve, which was found before this kernel began.
+__device__ inline bool in_slots(const Bucket& bucket, const Strip& strip) {
   const Progress& progress = bucket.progress[strip.i];
-  uint64_t outcome = 0;
-  while (lane() == 0 && outcome == 0) outcome = read_now(progress.outcome);
-  outcome = __shfl_sync(kAllLanes, outcome, 0);
-  const auto threshold = static_cast<uint32_t>(outcome >> 32) & 0x7fffffffu, ties = static_cast<uint32_t>(outcome);
-#pragma unroll
-  for (int k = 0; k < Tiles::kEach; ++k) {
-    const Counts found = tiles.for_each_item(k, threshold, [](auto...) {});
-    if (lane() == 0) of_tiles[tiles.number(k)] = found;
-  }
-  __syncthreads();
-  const Counts own = of_tiles[lane()], up_to = warp_scan(own);
-  const Counts of_strip = __shfl_sync(kAllLanes, up_to, kLanes - 1);
-  const Counts before = counts_before<kOfBlock>(bucket, strip, of_strip) + up_to - own;
-  int32_t* positions = bucket.positions + part.first_position;
-#pragma unroll
-  for (int k = 0; k < Tiles::kEach; ++k) {
-    const Counts before_tile = __shfl_sync(kAllLanes, before, tiles.number(k));
-    tiles.for_each_item(k, threshold, [&](auto entry, Counts in_tile, bool is_above, bool is_equal) {
-      const Counts all = before_tile + in_tile;
-      if (!is_above && !(is_equal && equal_of(all) < ties)) return;
-      positions[above_of(all) + min(equal_of(all), ties)] = static_cast<int32_t>(part.start + entry());
-    });
-  }
-  if (threshold > 0u) return;  // as many as were asked for
-  __threadfence();
-  const int64_t step = int64_t{strips_of(part)} * kOfBlock;
-  for (int64_t i = read_now(progress.selected) + int64_t{strip.me} * kOfBlock + threadIdx.x; i < part.count;
-       i += step) {
-    positions[i] = kPad;
-  }
+  return !progress.recollect || progress.collected <= static_cast<uint32_t>(strip.part.room);
 }
 
-// Keeps what is to be kept of a tensor when all blocks that write its positions have read the hint it had.
-template <int kOfBlock>
-__device__ void finish(const Bucket& bucket, int32_t i) {
-  const Part part = bucket.parts.rows[i];
-  if (part.count == 0) return;
-  Announced(bucket.strip_counts + part.first_strip).some<kOfBlock>(0, strips_of(part));
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  __threadfence();
-  const Progress& now = bucket.progress[i];
-  Progress progress{};
-  progress.found = read_now(now.found);
-  progress.recollect = read_now(now.recollect);
-  progress.all = read_now(now.all);
-  progress.threshold = read_now(now.threshold);
-  progress.hint = read_now(now.hint);
-  remember(bucket, i, part, progress);
+// A block a strip.
+template <class Keys>
+__global__ void __launch_bounds__(kThreads) count_tiles(Bucket bucket, Keys keys) {
+  wait_for_previous();
+  const Strip strip(bucket.parts, static_cast<int32_t>(blockIdx.x));
+  if (strip.part.count == 0) return;
+  const Counts up_to = Selected<Keys, kThreads>(bucket, strip, keys, in_slots(bucket, strip)).count();
+  const Counts before = __shfl_up_sync(kAllLanes, up_to, 1);
+  if (warp() != 0) return;
+  if (lane() < strip.tiles) bucket.tile_counts[strip.first_tile + lane()] = lane() == 0 ? 0 : before;
+  if (lane() != kLanes - 1) return;
+  bucket.strip_counts[blockIdx.x] = up_to;
+  add_to(&bucket.group_counts[group_of(strip.i, strip.part.first_strip, strip.me)], up_to);
+}
+
+// This thread's part of the counts of a tensor's strips before this one: of whole groups, and of the rest.
+__device__ inline Counts some_before(const Bucket& bucket, const Strip& strip) {
+  const Counts* groups = bucket.group_counts + group_of(strip.i, strip.part.first_strip, 0);
+  const Counts* strips = bucket.strip_counts + strip.part.first_strip;
+  const int32_t whole = strip.me / kGroup, rest = whole * kGroup + static_cast<int32_t>(threadIdx.x);
+  Counts some = rest < strip.me ? strips[rest] : 0;
+  for (int32_t j = threadIdx.x; j < whole; j += kThreads) some += groups[j];
+  return some;
+}
+
+// A block a strip, then a block a tensor for what is kept of it.
+template <class Keys>
+__global__ void __launch_bounds__(kThreads) write_positions(Bucket bucket, Keys keys) {
+  wait_for_previous();
+  const auto number = static_cast<int32_t>(blockIdx.x);
+  if (number >= bucket.parts.strips) {
+    if (threadIdx.x == 0) remember(bucket, number - bucket.parts.strips);
+    return;
+  }
+  const Strip strip(bucket.parts, number);
+  if (strip.part.count == 0) return;
+  const Counts some = some_before(bucket, strip);
+  using Tiles = WarpTiles<Keys, kThreads>;
+  Counts before_tile[Tiles::kEach], before_strip;
+#pragma unroll
+  for (int k = 0; k < Tiles::kEach; ++k) {
+    before_tile[k] = Tiles::number(k) < strip.tiles ? bucket.tile_counts[strip.first_tile + Tiles::number(k)] : 0;
+  }
+  const Selected<Keys, kThreads> selected(bucket, strip, keys, in_slots(bucket, strip));
+  block_scan(some, before_strip);
+  selected.write([&](int k) { return before_strip + before_tile[k]; });
 }
 
 }  // namespace ringprune::cuda

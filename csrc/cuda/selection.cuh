@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "at_once.cuh"
 #include "candidates.cuh"
 #include "digits.cuh"
 #include "positions.cuh"
@@ -23,41 +24,11 @@ __global__ void __launch_bounds__(kDigitThreads) find_next_digits(Bucket bucket,
   find_next_digit(bucket, keys, static_cast<int32_t>(blockIdx.x), search, digits);
 }
 
-// A block a strip, then a block a tensor.
-template <class Keys>
-__global__ void __launch_bounds__(kThreads) write_positions(Bucket bucket, Keys keys) {
-  wait_for_previous();
-  const int32_t turn = take_turn(bucket.begun);
-  if (turn < bucket.parts.strips) {
-    write_strip<kThreads>(bucket, keys, turn);
-  } else {
-    finish<kThreads>(bucket, turn - bucket.parts.strips);
-  }
-}
-
-// All of that at once.
-template <class Keys>
-__global__ void __launch_bounds__(kDigitThreads, 1) select_at_once(Bucket bucket, Keys keys) {
-  __shared__ Search search;
-  search.begin();
-  wait_for_previous();
-  const int32_t shares = bucket.parts.shares, strips = bucket.parts.strips;
-  int32_t turn = take_turn(bucket.begun);
-  if (turn < shares) return find_first_digit(bucket, keys, turn, search);
-  turn -= shares;
-  if (turn < 2 * shares) {
-    return find_next_digit(bucket, keys, turn % shares, search, static_cast<uint32_t>(1 + turn / shares));
-  }
-  turn -= 2 * shares;
-  if (turn < strips) return write_strip<kDigitThreads>(bucket, keys, turn);
-  finish<kDigitThreads>(bucket, turn - strips);
-}
-
 // Selects by `keys`, among the candidates that are in the slots where these serve.
 template <class Keys>
 void select_collected(cudaStream_t stream, const Bucket& bucket, const Keys& keys) {
   const int64_t tensors = bucket.parts.count, strips = bucket.parts.strips, shares = bucket.parts.shares;
-  if (!bucket.recollects) {
+  if (bucket.at_once) {
     return launch<kDigitThreads>(stream, 3 * shares + strips + tensors, select_at_once<Keys>, bucket, keys);
   }
   launch<kDigitThreads>(stream, shares, find_first_digits<Keys>, bucket, keys);
@@ -65,6 +36,7 @@ void select_collected(cudaStream_t stream, const Bucket& bucket, const Keys& key
   for (uint32_t digits = 1; digits < kDigits; ++digits) {
     launch<kDigitThreads>(stream, shares, find_next_digits<Keys>, bucket, keys, digits);
   }
+  launch(stream, strips, count_tiles<Keys>, bucket, keys);
   launch(stream, strips + tensors, write_positions<Keys>, bucket, keys);
 }
 
