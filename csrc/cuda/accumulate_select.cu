@@ -1,5 +1,5 @@
 // accumulate_select on CUDA: one pass over memory accumulates, scores and collects candidates; the exact selection is
-// then among these. Seven launches, six for a small bucket.
+// then among these. Seven launches, two for a small bucket.
 
 #include "accumulate.cuh"
 #include "kernels.h"

@@ -58,7 +58,7 @@ __device__ inline void finish(const Bucket& bucket, int32_t i) {
   Announced(bucket.strip_counts + part.first_strip).some_of(strips_of(part));
   __syncthreads();
   if (threadIdx.x != 0) return;
-  __threadfence();
+  wait_for_digits(bucket.progress[i], kDigits);
   remember(bucket, i);
 }
 

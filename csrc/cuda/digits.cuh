@@ -9,7 +9,7 @@
 namespace ringprune::cuda {
 
 constexpr int kDigitThreads = 1024;
-constexpr uint32_t kTogether = 8;  // keys that a thread loads at once
+constexpr uint32_t kTogether = 16;  // keys that a thread loads at once: as many as one block has by itself
 static_assert(kFew <= kDigitThreads, "a thread has one of the few");
 static_assert(kStrip % (8 * kDigitThreads) == 0, "a share, some strips, is read in whole turns");
 
@@ -53,7 +53,7 @@ struct Source {
   __device__ uint32_t workers(const Part& part, int32_t share) const {
     const auto shares = static_cast<uint32_t>(shares_of(part, share));
     if (!slots) return shares;
-    return min(max(ceil_div(size, kSlotsEach), 1u), shares);
+    return size <= kOneBlock ? 1u : min(min(ceil_div(size, kSlotsEach), kMostWorkers), shares);
   }
   // Whether the first block to know the first digit finds all of the threshold.
   __device__ bool is_small() const { return slots && size <= kFewSlots; }
@@ -309,16 +309,24 @@ __device__ void find_rest(const Bucket& bucket, const Worker& alone, const Keys&
   }
 }
 
+// Waits until so many digits are known, and what belongs to them can be read. How many there are.
+__device__ inline uint32_t wait_for_digits(const Progress& progress, uint32_t digits) {
+  uint32_t known = 0;
+  while (known < digits) known = read_now(progress.digits);
+  __threadfence();
+  return known;
+}
+
 // What other blocks are told, and wait for where they run beside this one.
 __device__ inline void conclude(const Search& search, Progress& progress, uint32_t digits) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   const bool done = search.range.bits == 0u;
+  if (done) write_now(progress.outcome, outcome_of(search.range.low, search.rank));  // most need no more
   progress.threshold = search.range.low;
   progress.bits = search.range.bits;
   progress.rank = search.rank;
   __threadfence();
-  if (done) write_now(progress.outcome, outcome_of(search.range.low, search.rank));
   write_now(progress.digits, done ? kDigits : digits);
 }
 
@@ -330,7 +338,7 @@ __device__ void find_first_digit(const Bucket& bucket, const Keys& keys, int32_t
   const Part part = bucket.parts.rows[i];
   const Hint hint = hint_of(bucket, i);
   Progress& progress = bucket.progress[i];
-  const uint32_t found = progress.found;
+  const uint32_t found = progress.found;  // all of that is loaded together
   const Source source = first_source(bucket, part, hint, found);
   const Worker worker(bucket, i, part, source, share);
   if (part.count == 0 || worker.me >= worker.workers) return;
@@ -351,10 +359,7 @@ __device__ void find_next_digit(const Bucket& bucket, const Keys& keys, int32_t 
   const Worker worker(bucket, i, part, next_source(bucket, part, progress, first), share);
   if (part.count == 0 || first.is_small() || worker.me >= worker.workers) return;
   if (threadIdx.x == 0) {
-    do {
-      search.digits = read_now(progress.digits);
-    } while (search.digits < digits);
-    __threadfence();
+    search.digits = wait_for_digits(progress, digits);
     search.range = {read_now(progress.threshold), read_now(progress.bits)};
     search.rank = read_now(progress.rank);
   }

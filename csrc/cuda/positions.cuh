@@ -163,7 +163,7 @@ struct Selected {
       });
     }
     if (threshold > 0u) return;  // there are as many as were asked for
-    __threadfence();
+    wait_for_digits(progress, kDigits);
     const int64_t step = int64_t{strips_of(strip.part)} * kOfBlock, mine = int64_t{strip.me} * kOfBlock + threadIdx.x;
     for (int64_t i = read_now(progress.selected) + mine; i < strip.part.count; i += step) positions[i] = kPad;
   }
