@@ -15,6 +15,7 @@ import site
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from types import ModuleType
 
@@ -114,6 +115,33 @@ def gpus(release: str) -> str:
     return os.environ.get("TORCH_CUDA_ARCH_LIST") or (GPUS if numbers(release) >= (12, 8) else GPUS_BEFORE_CUDA_12_8)
 
 
+SHARED_CXX = "-l:libstdc++.so.6"  # the one that torch loads
+
+
+def shared_cxx() -> list[str]:
+    """What makes the compiler use the C++ library that the process has anyway, where it would link a copy into ours.
+
+    With two of them messages of errors come out cut short, or end the process.
+    """
+    compiler = (os.environ.get("CXX") or "c++").split()
+    probe = ["-shared", "-fPIC", "-x", "c++", "-", "-x", "none"]
+    source = b"#include <sstream>\nstd::string text(long n) { std::ostringstream to; to << n; return to.str(); }"
+    with tempfile.TemporaryDirectory() as folder:
+        for flags in ([], [SHARED_CXX]):
+            out = Path(folder) / "probe.so"
+            try:
+                done = subprocess.run([*compiler, *probe, *flags, "-o", out], input=source, capture_output=True)
+            except OSError:
+                return []  # the build will tell
+            if done.returncode == 0 and any(name in out.read_bytes() for name in (b"libstdc++.so", b"libc++.")):
+                return flags
+    print(
+        f"{' '.join(compiler)} links no shared C++ library: errors may end the process. Set CXX to another compiler.",
+        file=sys.stderr,
+    )
+    return []
+
+
 def native_library(torch: ModuleType, cuda: bool) -> Extension:
     """The one shared library, ringprune/_native*.so, loaded with torch.ops.load_library."""
     sources = ["csrc/library.cpp", *map(str, sorted(Path("csrc/cpu").glob("*.cpp")))]
@@ -125,7 +153,7 @@ def native_library(torch: ModuleType, cuda: bool) -> Extension:
         flags["nvcc"] = NVCC_FLAGS
         # nvcc's own release: torch goes with any of its major one, and knows GPUs that an older nvcc does not.
         os.environ["TORCH_CUDA_ARCH_LIST"] = gpus(release_of(torch.utils.cpp_extension.CUDA_HOME) or torch.version.cuda)
-    return make("ringprune._native", sources, extra_compile_args=flags, extra_link_args=["-fopenmp"])
+    return make("ringprune._native", sources, extra_compile_args=flags, extra_link_args=["-fopenmp", *shared_cxx()])
 
 
 mode = read_mode()

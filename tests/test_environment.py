@@ -289,6 +289,34 @@ def setup_py(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+@pytest.mark.parametrize("option", ["", "-static-libstdc++"])
+def test_the_library_shares_the_cxx_library_of_the_process(
+    option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A compiler linked a copy into it, and a number in the message of an error ended the process."""
+    compiler = tmp_path / "g++"
+    compiler.write_text(f'#!/bin/sh\nexec {shutil.which("g++")} {option} "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    flags = setup_py(monkeypatch).shared_cxx()
+    source, library = tmp_path / "number.cpp", tmp_path / "number.so"
+    source.write_text("#include <sstream>\nvoid number(std::ostringstream& to, long n) { to << n; }\n")
+    subprocess.run([compiler, "-shared", "-fPIC", source, "-o", library, *flags], check=True)
+    assert b"libstdc++.so.6" in library.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("compiler", "words"), [("no-such-compiler", ""), ("false", "false links no shared C++ library")]
+)
+def test_a_compiler_that_does_not_work_is_left_to_the_build(
+    compiler: str, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CXX", compiler)
+    assert setup_py(monkeypatch).shared_cxx() == []
+    assert words in capsys.readouterr().err
+
+
 def toolkit(folder: Path, release: str | None) -> Path:
     """A folder like that of a CUDA toolkit; ``release`` None: of an image to run in, without a compiler."""
     (folder / "bin").mkdir(parents=True)
