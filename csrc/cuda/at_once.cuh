@@ -32,6 +32,11 @@ class Announced {
   Counts* counts_;
 };
 
+// How many blocks there are for the digits, for each share of the bucket as many as digits.
+__device__ inline uint32_t digit_blocks(const Bucket& bucket) {
+  return kDigits * static_cast<uint32_t>(bucket.parts.shares);
+}
+
 template <class Keys>
 __device__ void write_strip(const Bucket& bucket, const Keys& keys, int32_t number) {
   const Strip strip(bucket.parts, number);
@@ -51,18 +56,28 @@ __device__ void write_strip(const Bucket& bucket, const Keys& keys, int32_t numb
   });
 }
 
-// Keeps what is to be kept of a tensor when all blocks that write its positions have read the hint it had.
+// This block, one of those for the digits, reads no hint any more. All threads together.
+__device__ inline void leave(const Bucket& bucket) {
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  __threadfence();
+  atomicAdd(bucket.left, 1u);
+}
+
+// Keeps what is to be kept of a tensor when all other blocks have read the hint it had.
 __device__ inline void finish(const Bucket& bucket, int32_t i) {
   const Part& part = bucket.parts.rows[i];
   if (part.count == 0) return;
   Announced(bucket.strip_counts + part.first_strip).some_of(strips_of(part));
   __syncthreads();
   if (threadIdx.x != 0) return;
+  while (read_now(*bucket.left) < digit_blocks(bucket)) {
+  }
   wait_for_digits(bucket.progress[i], kDigits);
   remember(bucket, i);
 }
 
-// For each share of the bucket three digits, a block each, then a block a strip, then a block a tensor.
+// Blocks for the digits, then a block a strip, then a block a tensor.
 template <class Keys>
 __global__ void __launch_bounds__(kDigitThreads, 1) select_at_once(Bucket bucket, Keys keys) {
   __shared__ Search search;
@@ -70,10 +85,14 @@ __global__ void __launch_bounds__(kDigitThreads, 1) select_at_once(Bucket bucket
   wait_for_previous();
   const int32_t shares = bucket.parts.shares, strips = bucket.parts.strips;
   int32_t turn = take_turn(bucket.begun);
-  if (turn < shares) return find_first_digit(bucket, keys, turn, search);
+  if (turn < shares) {
+    find_first_digit(bucket, keys, turn, search);
+    return leave(bucket);
+  }
   turn -= shares;
   if (turn < 2 * shares) {
-    return find_next_digit(bucket, keys, turn % shares, search, static_cast<uint32_t>(1 + turn / shares));
+    find_next_digit(bucket, keys, turn % shares, search, static_cast<uint32_t>(1 + turn / shares));
+    return leave(bucket);
   }
   turn -= 2 * shares;
   turn < strips ? write_strip(bucket, keys, turn) : finish(bucket, turn - strips);

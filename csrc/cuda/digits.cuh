@@ -206,7 +206,7 @@ class Ranks {
 // The key at a rank, were the keys of its bin spread evenly. `least` is below none of those counted.
 __device__ inline uint32_t interpolate(const Range& bin, const Place& place, uint32_t rank, uint32_t in_bin,
                                        uint32_t least) {
-  const uint32_t low = max(bin.low, least), high = bin.low + (1u << bin.bits);
+  const uint32_t low = max(bin.low, least), high = min(bin.low + (1u << bin.bits), kNaNKey + 1u);
   return low + static_cast<uint32_t>(uint64_t{high - low} * (place.above + in_bin - rank) / in_bin);
 }
 

@@ -15,14 +15,14 @@ constexpr uint32_t kAboveZero = 1u;      // a hint that every key reaches that m
 constexpr uint32_t kStep = 1u << 20;     // an eighth of a power of two: how far a hint goes down in the dark
 
 // What is kept of a tensor between steps.
-struct alignas(8) Hint {
+struct Hint {
   int32_t key;  // none where it is not above zero
   int32_t margin;
 };
 
 __device__ inline Hint hint_of(const Bucket& bucket, int32_t i) {
   if (!bucket.hints) return {0, 0};
-  return reinterpret_cast<const Hint*>(bucket.hints)[i];
+  return {bucket.hints[2 * i], bucket.hints[2 * i + 1]};
 }
 
 // The smallest key worth collecting. Without a hint that is none, but where there is room for all it is every one.

@@ -12,15 +12,15 @@ namespace ringprune::cuda {
 
 // How many of the indices are below a position. All lanes look for it together, at kLanes indices at a time.
 __device__ inline int32_t count_below(const Indices& indices, int32_t position) {
-  int32_t low = 0, size = static_cast<int32_t>(indices.count);  // so many are, and at most `size` more
+  uint32_t low = 0, size = static_cast<uint32_t>(indices.count);  // so many are, and at most `size` more
   while (size > 0) {
-    const int32_t each = ceil_div(size, kLanes), last = (lane() + 1) * each - 1;
+    const uint32_t each = ceil_div(size, uint32_t{kLanes}), last = (lane() + 1) * each - 1;
     const bool is_below = last < size && indices.memory[low + last] < position;
-    const int32_t below = __popc(__ballot_sync(kAllLanes, is_below)) * each;
+    const uint32_t below = __popc(__ballot_sync(kAllLanes, is_below)) * each;
     low += below;
     size = min(each - 1, size - below);
   }
-  return low;
+  return static_cast<int32_t>(low);
 }
 
 // Neighbouring positions, a tile's at most, and the first index that may be among them.

@@ -75,7 +75,8 @@ struct Bucket {
   Counts* tile_counts;   // per tile: of the tiles before it in its strip; not at once
   Counts* strip_counts;  // per strip, all zero before
   Counts* group_counts;  // per kGroup strips of a tensor, all zero before; see group_of; not at once
-  uint32_t* begun;       // how many blocks have, zero before
+  uint32_t* begun;       // how many blocks have, zero before; at once
+  uint32_t* left;        // how many of the digits' blocks are done, zero before; at once
   bool at_once;          // whether one kernel does all after collecting
   int32_t* hints;        // per tensor a key and a margin; null: there are none
   int64_t* tally;        // null as hints are

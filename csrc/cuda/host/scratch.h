@@ -64,6 +64,7 @@ class Scratch {
     bucket.strip_counts = reinterpret_cast<Counts*>(bucket.progress + tensors);
     bucket.group_counts = bucket.strip_counts + layout.strips;
     bucket.begun = reinterpret_cast<uint32_t*>(bucket.group_counts + groups);
+    bucket.left = bucket.begun + 1;
     bucket.histograms = memory<uint32_t>(histograms_);
     bucket.keys = memory<uint32_t>(keys_);
     bucket.entries = memory<uint16_t>(entries_);
