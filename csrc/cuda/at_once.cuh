@@ -32,11 +32,7 @@ class Announced {
   Counts* counts_;
 };
 
-// How many blocks there are for the digits, for each share of the bucket as many as digits.
-__device__ inline uint32_t digit_blocks(const Bucket& bucket) {
-  return kDigits * static_cast<uint32_t>(bucket.parts.shares);
-}
-
+// Writes the positions of a strip, the `number`-th of all, as soon as its tensor's threshold is known.
 template <class Keys>
 __device__ void write_strip(const Bucket& bucket, const Keys& keys, int32_t number) {
   const Strip strip(bucket.parts, number);
@@ -67,35 +63,33 @@ __device__ inline void leave(const Bucket& bucket) {
 // Keeps what is to be kept of a tensor when all other blocks have read the hint it had.
 __device__ inline void finish(const Bucket& bucket, int32_t i) {
   const Part& part = bucket.parts.rows[i];
-  if (part.count == 0) return;
+  if (part.count == 0 || !bucket.hints) return;
   Announced(bucket.strip_counts + part.first_strip).some_of(strips_of(part));
   __syncthreads();
   if (threadIdx.x != 0) return;
-  while (read_now(*bucket.left) < digit_blocks(bucket)) {
+  const uint32_t digit_blocks = kDigits * static_cast<uint32_t>(bucket.parts.shares);
+  while (read_now(*bucket.left) < digit_blocks) {
   }
   wait_for_digits(bucket.progress[i], kDigits);
   remember(bucket, i);
 }
 
-// Blocks for the digits, then a block a strip, then a block a tensor.
+// For each digit a block a share, then a block a strip, then a block a tensor.
 template <class Keys>
 __global__ void __launch_bounds__(kDigitThreads, 1) select_at_once(Bucket bucket, Keys keys) {
   __shared__ Search search;
   search.begin();
   wait_for_previous();
-  const int32_t shares = bucket.parts.shares, strips = bucket.parts.strips;
-  int32_t turn = take_turn(bucket.begun);
+  const int32_t shares = bucket.parts.shares, strips = bucket.parts.strips, digits = kDigits * shares;
+  const int32_t turn = take_turn(bucket.begun);
+  if (turn >= digits + strips) return finish(bucket, turn - digits - strips);
+  if (turn >= digits) return write_strip(bucket, keys, turn - digits);
   if (turn < shares) {
     find_first_digit(bucket, keys, turn, search);
-    return leave(bucket);
+  } else {
+    find_next_digit(bucket, keys, turn % shares, search, static_cast<uint32_t>(turn / shares));
   }
-  turn -= shares;
-  if (turn < 2 * shares) {
-    find_next_digit(bucket, keys, turn % shares, search, static_cast<uint32_t>(1 + turn / shares));
-    return leave(bucket);
-  }
-  turn -= 2 * shares;
-  turn < strips ? write_strip(bucket, keys, turn) : finish(bucket, turn - strips);
+  leave(bucket);
 }
 
 }  // namespace ringprune::cuda

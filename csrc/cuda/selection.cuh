@@ -29,7 +29,7 @@ template <class Keys>
 void select_collected(cudaStream_t stream, const Bucket& bucket, const Keys& keys) {
   const int64_t tensors = bucket.parts.count, strips = bucket.parts.strips, shares = bucket.parts.shares;
   if (bucket.at_once) {
-    return launch<kDigitThreads>(stream, 3 * shares + strips + tensors, select_at_once<Keys>, bucket, keys);
+    return launch<kDigitThreads>(stream, kDigits * shares + strips + tensors, select_at_once<Keys>, bucket, keys);
   }
   launch<kDigitThreads>(stream, shares, find_first_digits<Keys>, bucket, keys);
   launch(stream, strips, recollect<Keys>, bucket, keys);
