@@ -46,6 +46,30 @@ struct Product {
   }
 };
 
+// The numbers with which one tensor's momentum is shared (ringprune/ops/share_momentum.py); for SGD the first two.
+struct Pace {
+  float interval;
+  bool whole;
+  float decay = 0.0f;
+  float root = 0.0f;
+  float epsilon = 0.0f;
+  float factor = 0.0f;
+};
+
+// Shares the momentum of one entry, of which `average` was exchanged, if it is not 0 or the tensor is exchanged whole.
+template <bool kAdam>
+C10_HOST_DEVICE inline void share(float average, float& elapsed, float& momentum, float weight, float square,
+                                  const Pace& pace) {
+  const float time = elapsed + pace.interval;
+  float said = average / time;
+  if constexpr (kAdam) {
+    said = (said - pace.decay * weight) * (std::sqrt(square) / pace.root + pace.epsilon) * pace.factor;
+  }
+  const bool arrived = pace.whole | (average != 0.0f);
+  momentum = (arrived & (time > 0.0f)) ? said : momentum;
+  elapsed = arrived ? 0.0f : time;
+}
+
 // Keys below 2^31 that compare as the scores do. Every NaN is the same key on top of all, whatever its sign and
 // payload, for those differ between machines; 0 is the key of what is never selected.
 constexpr uint32_t kNaNKey = 0x7f800001u;

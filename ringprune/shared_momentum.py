@@ -1,12 +1,16 @@
 """Momentum that ranks agree on without a message: the speed at which they have moved on average."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW
+
+from ringprune import ops
+from ringprune.ops import Adams
+from ringprune.ops.share_momentum import share_momentum_reference
 
 __all__ = ["SharedMomentum"]
 
@@ -74,16 +78,21 @@ class SharedMomentum:
             whole: of each parameter, whether zeros were exchanged like any other value.
         """
         groups = {id(param): group for group in self._inner.param_groups for param in group["params"]}
+        fused, others = _Share(), _Share()  # others: float64, and what does not lie as the average does
         for i, (param, average, elapsed) in enumerate(zip(self._params, averages, self.elapsed, strict=True)):
-            elapsed.add_(float(self.interval[i]))
-            arrived = torch.ones_like(average, dtype=torch.bool) if whole[i] else average != 0
-            held = self._held(param)
             pace, interval = self.pace[i], self.interval[i]
             pace.mul_(FADING).clamp_(min=float(interval))
-            if held is not None and id(param) in groups and interval >= SHARPLY * pace:
-                said = self._momentum(param, groups[id(param)], self._shared[i], average / elapsed)
-                held.copy_(torch.where(arrived & (elapsed > 0), said.to(held.dtype), held))
-            elapsed.masked_fill_(arrived, 0.0)
+            held = self._held(param)
+            if held is None or id(param) not in groups or interval < SHARPLY * pace:
+                time = elapsed.add_(float(interval))
+                time.masked_fill_(torch.ones_like(time, dtype=torch.bool) if whole[i] else average != 0, 0.0)
+                continue
+            share = fused if average.dtype == torch.float32 and held.is_contiguous() else others
+            share.add(average, elapsed, held, float(interval), whole=whole[i])
+            if not isinstance(self._inner, SGD):
+                self._add_adams(share.adams, param, groups[id(param)], self._shared[i])
+        fused.by(ops.share_momentum, adams=fused.adams)
+        others.by(share_momentum_reference, **vars(others.adams))
         self.forget_interval()
 
     def state(self, param: int) -> dict[str, Tensor]:
@@ -106,15 +115,34 @@ class SharedMomentum:
         held = state.get("momentum_buffer" if isinstance(self._inner, SGD) else "exp_avg")
         return None if held is None or held.is_sparse else held
 
-    def _momentum(self, param: Tensor, group: Mapping[str, Any], weight: Tensor, speed: Tensor) -> Tensor:
-        """What the optimizer would have to hold to move ``weight`` down at ``speed``."""
-        if isinstance(self._inner, SGD):
-            return speed
+    def _add_adams(self, adams: Adams, param: Tensor, group: Mapping[str, Any], weight: Tensor) -> None:
+        """What the momentum of ``param`` depends on, as Adam has it at its step."""
         state = self._inner.state[param]
-        if group.get("decoupled_weight_decay", isinstance(self._inner, AdamW)):
-            speed = speed - group["weight_decay"] * weight
         steps, (beta1, beta2) = float(state["step"]), group["betas"]
-        square = state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"]
-        root = square.to(speed.dtype).sqrt() / math.sqrt(1 - beta2**steps) + group["eps"]
-        momentum: Tensor = speed * root * (1 - beta1**steps)
-        return momentum
+        decoupled = group.get("decoupled_weight_decay", isinstance(self._inner, AdamW))
+        adams.weights.append(weight)
+        adams.squares.append(state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"])
+        adams.decays.append(float(group["weight_decay"]) if decoupled else 0.0)
+        adams.roots.append(math.sqrt(1 - float(beta2) ** steps))
+        adams.epsilons.append(float(group["eps"]))
+        adams.factors.append(1 - float(beta1) ** steps)
+
+
+class _Share:
+    """The arguments of a call of ``share_momentum``."""
+
+    def __init__(self) -> None:
+        self.tensors: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
+        self.numbers: dict[str, list[Any]] = {"intervals": [], "whole": []}
+        self.adams = Adams()
+
+    def add(self, average: Tensor, elapsed: Tensor, momentum: Tensor, interval: float, *, whole: bool) -> None:
+        """One tensor more."""
+        for tensors, tensor in zip(self.tensors, (average, elapsed, momentum), strict=True):
+            tensors.append(tensor)
+        self.numbers["intervals"].append(interval)
+        self.numbers["whole"].append(whole)
+
+    def by(self, op: Callable[..., None], **adams: Any) -> None:
+        """Make the call."""
+        op(*self.tensors, **self.numbers, **adams)

@@ -7,7 +7,7 @@
             +---> comm/<x>    +--> comm/communicator <+   (the protocol only)
         prediction: what a policy would take; importable by policies and all above them
     leaves, importable by all: errors, plan, slicing, metrics, compiled, counter_rng, drawing, validation, readers,
-    guard, row_sets, memory, pages, rank_words, bitmap
+    guard, row_sets, memory, pages, rank_words, bitmap, threads
 """
 
 import ast
@@ -33,6 +33,7 @@ LEAVES = {
     "pages",
     "rank_words",
     "bitmap",
+    "threads",
 }
 STAGES = {"residual", "importance", "selection", "agreement", "packing", "wire", "reduction"} | {
     "local_steps",

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "../arithmetic.h"
+
 namespace ringprune {
 
 // Entries that the loops work on at a time, so that what they hand on stays in the first-level cache.
@@ -52,6 +54,17 @@ struct Run {
   Gone gone;
 };
 
+// A run of at most kBlock entries of one tensor whose momentum is shared; weights and squares are Adam's alone.
+struct Shared {
+  const float* average;
+  float* elapsed;
+  float* momentum;
+  const float* weight;
+  const float* square;
+  int64_t count;
+  Pace pace;
+};
+
 struct Loops {
   const char* name;
   // Accumulates; returns how many gradients are NaN or infinite.
@@ -75,6 +88,8 @@ struct Loops {
   int64_t (*count_nonfinite)(const float* from, int64_t count);
   // The sum of squares of at most kBlock entries, by the tree of square_sum.cpp.
   double (*square_sum)(const float* from, int64_t count);
+  void (*share_momentum)(const Shared&);
+  void (*share_adams_momentum)(const Shared&);
   // Copies past the caches, which saves reading what is overwritten; fence() makes it visible to other threads.
   void (*stream)(const float* from, int64_t count, float* to);
   void (*fence)();

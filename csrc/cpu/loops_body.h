@@ -218,6 +218,16 @@ double square_sum(const float* from, int64_t count) {
   return tree_sum(sums, count);
 }
 
+template <bool kAdam>
+void share_momentum(const Shared& given) {
+  const Shared run = given;
+#pragma omp simd
+  for (int64_t i = 0; i < run.count; ++i) {
+    share<kAdam>(run.average[i], run.elapsed[i], run.momentum[i], kAdam ? run.weight[i] : 0.0f,
+                 kAdam ? run.square[i] : 0.0f, run.pace);
+  }
+}
+
 #define RINGPRUNE_FOR_SCORES(what) {what(Ratio), what(Magnitude), what(Sum), what(Product)}
 #define RINGPRUNE_PLAIN(Score) accumulate_keys<kNoMomentum, Score>
 #define RINGPRUNE_MOMENTUM(Score) accumulate_keys<kMomentum, Score>
@@ -241,6 +251,8 @@ constexpr Loops table(const char* name) {
       widen<c10::BFloat16>,
       count_nonfinite,
       square_sum,
+      share_momentum<false>,
+      share_momentum<true>,
       stream,
       fence,
   };

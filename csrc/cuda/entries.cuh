@@ -85,6 +85,24 @@ __device__ inline Quad<float> widen(const Packed& packed, Type type) {
   return quad;
 }
 
+template <class T>
+__device__ Quad<uint16_t> rounded(const Quad<float>& quad) {
+  Quad<uint16_t> halves;
+#pragma unroll
+  for (int e = 0; e < 4; ++e) halves.v[e] = T(quad.v[e]).x;
+  return halves;
+}
+
+// Writes four neighbours from entry i on, rounded to nearest, ties to even, where memory has 16 bits for each.
+__device__ inline void store_rounded(void* base, Type type, int64_t i, int64_t valid, const Quad<float>& quad) {
+  if (type == Type::kFloat) {
+    store4(static_cast<float*>(base) + i, valid, quad);
+  } else {
+    store4(static_cast<uint16_t*>(base) + i, valid,
+           type == Type::kHalf ? rounded<c10::Half>(quad) : rounded<c10::BFloat16>(quad));
+  }
+}
+
 // Infinity and NaN have all bits of the exponent set.
 __device__ inline bool is_finite(float value) {
   uint32_t bits;

@@ -55,6 +55,9 @@ void launch_select(cudaStream_t stream, const Bucket& bucket, const float* score
 
 void launch_put(cudaStream_t stream, const Table<Output>& outputs, const Indices& indices, const float* values);
 
+// As Adam has it where `is_adam`, else as SGD.
+void launch_share_momentum(cudaStream_t stream, const Table<Sharing>& tensors, bool is_adam);
+
 // Tiles of the parts are kSumTile entries here, and `first_slot` counts in `sums_of_tiles`: one for each tile of the
 // bucket, then sums of kSumTile of these, and so on, for each tensor.
 constexpr int kSumTile = 2048;

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "../arithmetic.h"
+
 namespace ringprune::cuda {
 
 enum class Type : uint8_t { kFloat, kHalf, kBFloat16, kDouble };
@@ -44,6 +46,21 @@ struct alignas(16) Output {
   int64_t entries;
   int32_t first_tile;
   Type type;
+};
+
+// One tensor whose momentum is shared; weights and squares are null for SGD.
+struct alignas(16) Sharing {
+  const float* average;
+  float* elapsed;
+  void* momentum;
+  const float* weight;
+  const void* square;
+  int64_t start;
+  int64_t entries;
+  Pace pace;
+  int32_t first_tile;
+  Type momentum_type;
+  Type square_type;
 };
 
 // A table on the device, and how many blocks or warps its rows need.

@@ -18,14 +18,6 @@ struct Whole {
   __device__ float& entry(uint32_t i) { return quads[i / 4].v[i % 4]; }
 };
 
-template <class T>
-__device__ Quad<uint16_t> rounded(const Quad<float>& quad) {
-  Quad<uint16_t> halves;
-#pragma unroll
-  for (int e = 0; e < 4; ++e) halves.v[e] = T(quad.v[e]).x;
-  return halves;
-}
-
 // A warp a tile.
 __global__ void __launch_bounds__(kThreads) put_tiles(Table<Output> outputs, Indices indices, const float* values) {
   wait_for_previous();
@@ -44,13 +36,7 @@ __global__ void __launch_bounds__(kThreads) put_tiles(Table<Output> outputs, Ind
   __syncwarp();
   const int64_t left = output.entries - begin;
   for (int i = 4 * lane(); i < kTile; i += kTurn) {
-    const Quad<float> quad = whole.quads[i / 4];
-    if (output.type == Type::kFloat) {
-      store4(static_cast<float*>(output.memory) + begin + i, left - i, quad);
-    } else {
-      store4(static_cast<uint16_t*>(output.memory) + begin + i, left - i,
-             output.type == Type::kHalf ? rounded<c10::Half>(quad) : rounded<c10::BFloat16>(quad));
-    }
+    store_rounded(output.memory, output.type, begin + i, left - i, whole.quads[i / 4]);
   }
 }
 

@@ -17,6 +17,7 @@ from ringprune.ops.library import backend, native_build, native_path
 from ringprune.ops.put import put
 from ringprune.ops.select import PAD, select
 from ringprune.ops.sent import Sent, take_lazily
+from ringprune.ops.share_momentum import Adams, share_momentum
 from ringprune.ops.square_sum import square_sum
 from ringprune.ops.take import take
 
@@ -24,6 +25,7 @@ __all__ = [
     "MAX_POSITIONS",
     "PAD",
     "TALLY",
+    "Adams",
     "Hints",
     "Sent",
     "accumulate",
@@ -37,6 +39,7 @@ __all__ = [
     "native_path",
     "put",
     "select",
+    "share_momentum",
     "square_sum",
     "take",
     "take_lazily",

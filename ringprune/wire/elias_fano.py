@@ -6,16 +6,13 @@ The ``width`` low bits of each position stand one after another in ``lows``; bit
 Loops read and write only inside the arrays given, whatever these hold: what comes from another rank may be anything.
 """
 
-import functools
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from ringprune.compiled import compiled, ones, trailing_zeros
+from ringprune.threads import side_by_side
 
 __all__ = ["PARALLEL", "fill_elias_fano", "read_elias_fano"]
 
@@ -36,7 +33,7 @@ def fill_elias_fano(positions: Array, width: int, highs: Array, lows: Array) -> 
     if not middle:
         _fill(*second)
         return
-    _both(lambda: _fill(positions[:middle], 0, width, highs, lows), lambda: _fill(*second))
+    side_by_side([lambda: _fill(positions[:middle], 0, width, highs, lows), lambda: _fill(*second)])
 
 
 def read_elias_fano(highs: Array, lows: Array, width: int, numel: int, positions: Array) -> bool:
@@ -55,7 +52,8 @@ def read_elias_fano(highs: Array, lows: Array, width: int, numel: int, positions
         results[part] = bool(_read(highs[begin:end], 64 * begin, first, lows, width, positions[first:last]))
 
     if place:
-        _both(lambda: read(0, 0, place, 0, middle), lambda: read(1, place, highs.size, middle, positions.size))
+        rest = (place, highs.size, middle, positions.size)
+        side_by_side([lambda: read(0, 0, place, 0, middle), lambda: read(1, *rest)])
     else:
         read(1, 0, highs.size, 0, positions.size)
     joined = 0 in (middle, positions.size - middle) or positions[middle - 1] < positions[middle]
@@ -64,26 +62,6 @@ def read_elias_fano(highs: Array, lows: Array, width: int, numel: int, positions
 
 def _in_parallel(count: int) -> bool:
     return count >= PARALLEL and torch.get_num_threads() > 1
-
-
-def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
-    try:
-        other = _helper().submit(second)
-    except RuntimeError:  # the main thread has ended: Python starts no work any more
-        first()
-        second()
-        return
-    first()
-    other.result()
-
-
-@functools.lru_cache(maxsize=1)
-def _helper() -> ThreadPoolExecutor:
-    """The second thread; it waits for work without spinning."""
-    return ThreadPoolExecutor(1, "ringprune wire")
-
-
-os.register_at_fork(after_in_child=_helper.cache_clear)  # threads do not survive a fork
 
 
 def _quiet_place(positions: Array, width: int) -> int:

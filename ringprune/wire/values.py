@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ringprune.devices import to_device
+from ringprune.threads import in_parts
 from ringprune.validation import one_of
 from ringprune.wire import books
 from ringprune.wire.message import FRAME_BYTES, new_message, open_message, seal, whole_words
@@ -66,16 +67,13 @@ class ValueCode:
         if message is None:
             message = new_message(self.size(host.size) - FRAME_BYTES)
         scales, codes = self._parts(message, host.size)
-        if self.coding == "bf16":
-            to_bfloat16(host, codes.view(np.uint16)[: host.size], dropped)
-        elif self.coding == "fp16":
-            scale = _power_below(host)
-            scales.view(np.float32)[0] = 1 / scale
-            to_float16(host, np.float32(scale), np.float32(1 / scale), codes.view(np.uint16)[: host.size], dropped)
-        elif self.coding in _BOOKS:
-            books.encode_books(host, self._books(scales, host.size), codes, dropped)
-        else:
-            self._quantise(host, scales, codes, dropped)
+        if self.coding == "fp16":
+            scales.view(np.float32)[0] = 1 / _power_below(host)
+
+        def work(begin: int, end: int) -> None:
+            self._encode(host[begin:end], *self._share(scales, codes, begin, end), dropped[begin:end])
+
+        in_parts(host.size, books.BLOCK, work)
         if rest.device.type != "cpu":
             rest.copy_(torch.from_numpy(dropped))
         return seal(message, _CODES[self.coding])
@@ -102,34 +100,55 @@ class ValueCode:
         on_host = into.device.type == "cpu"
         values = into.numpy() if on_host else np.empty(count, np.float32)
         scales, codes = self._parts(held, count)
-        adds = add and on_host
-        if self.coding == "bf16":
-            from_bfloat16(codes.view(np.uint16)[:count], values, adds)
-        elif self.coding == "fp16":
-            from_float16(codes.view(np.uint16)[:count], scales.view(np.float32)[0], values, adds)
-        elif self.coding in _BOOKS:
-            books.decode_books(self._books(scales, count), codes, values, adds)
-        else:
-            dequantise(scales.view(np.uint16)[: -(-count // BLOCK)], self._whole(codes)[:count], values, adds)
+
+        def work(begin: int, end: int) -> None:
+            self._decode(*self._share(scales, codes, begin, end), values[begin:end], adds=add and on_host)
+
+        in_parts(count, books.BLOCK, work)
         if not on_host:
             on_device = to_device(torch.from_numpy(values), into.device)
             (into.add_ if add else into.copy_)(on_device)
         return into
 
-    def _quantise(self, host: Array, scales: Array, codes: Array, dropped: Array) -> None:
-        whole = codes.view(np.int8) if self.coding == "int8" else np.zeros(2 * codes.size, np.int8)
-        bits = scales.view(np.uint16)[: -(-host.size // BLOCK)]
-        quantise(host, _LEVELS[self.coding], bits, whole[: host.size], dropped)
-        if self.coding == "int4":
-            np.bitwise_or(whole[::2].view(np.uint8) & 15, whole[1::2].view(np.uint8) << 4, out=codes)
+    def _encode(self, values: Array, scales: Array, codes: Array, rest: Array) -> None:
+        """One thread's share: of ``codes`` just the bytes of its values."""
+        if self.coding == "bf16":
+            to_bfloat16(values, codes.view(np.uint16), rest)
+        elif self.coding == "fp16":
+            inverse = scales.view(np.float32)[0]
+            to_float16(values, 1 / inverse, inverse, codes.view(np.uint16), rest)
+        elif self.coding in _BOOKS:
+            books.encode_books(values, scales.view(np.uint16).reshape(-1, _BOOKS[self.coding]), codes, rest)
+        else:
+            whole = codes.view(np.int8) if self.coding == "int8" else np.zeros(2 * codes.size, np.int8)
+            quantise(values, _LEVELS[self.coding], scales.view(np.uint16), whole[: values.size], rest)
+            if self.coding == "int4":
+                np.bitwise_or(whole[::2].view(np.uint8) & 15, whole[1::2].view(np.uint8) << 4, out=codes)
 
-    def _books(self, scales: Array, count: int) -> Array:
-        return scales.view(np.uint16).reshape(-(-count // books.BLOCK), _BOOKS[self.coding])
+    def _decode(self, scales: Array, codes: Array, values: Array, *, adds: bool) -> None:
+        """The same of a message that came."""
+        if self.coding == "bf16":
+            from_bfloat16(codes.view(np.uint16), values, adds)
+        elif self.coding == "fp16":
+            from_float16(codes.view(np.uint16), scales.view(np.float32)[0], values, adds)
+        elif self.coding in _BOOKS:
+            books.decode_books(scales.view(np.uint16).reshape(-1, _BOOKS[self.coding]), codes, values, adds)
+        else:
+            signed = codes.view(np.int8)
+            whole = signed if self.coding == "int8" else np.stack([(signed << 4) >> 4, signed >> 4], axis=1).reshape(-1)
+            dequantise(scales.view(np.uint16), whole[: values.size], values, adds)
 
-    def _whole(self, codes: Array) -> Array:
-        """int8 codes, one byte each."""
-        signed = codes.view(np.int8)
-        return signed if self.coding == "int8" else np.stack([(signed << 4) >> 4, signed >> 4], axis=1).reshape(-1)
+    def _share(self, scales: Array, codes: Array, begin: int, end: int) -> tuple[Array, Array]:
+        """Scales and codes of values ``[begin, end)``, which begin where a book does."""
+        bits = _BITS[self.coding]
+        part = codes[begin * bits // 8 : -(-end * bits // 8)]
+        if self.coding in _BOOKS:
+            each, block = 2 * _BOOKS[self.coding], books.BLOCK
+        elif self.coding in _LEVELS:
+            each, block = 2, BLOCK
+        else:
+            return scales, part
+        return scales[each * (begin // block) : each * -(-end // block)], part
 
     def _parts(self, message: Tensor, count: int) -> tuple[Array, Array]:
         """Scales, or books, and codes of a message, each beginning on a word."""

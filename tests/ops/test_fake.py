@@ -26,6 +26,8 @@ def test_a_bucket_goes_through_all_ops() -> None:
         read = ops.gather(residual, indices)
         ops.give_back(residual, indices, values)
         ops.put(weights, indices, values)
+        averages, elapsed = [torch.ones(5)], [torch.ones(5)]
+        ops.share_momentum(averages, elapsed, weights[2:], intervals=[0.1], whole=[True], adams=ops.Adams())
         shapes = [tuple(tensor.shape) for tensor in (scores, indices, values, read, ops.square_sum(weights))]
         dtypes = [tensor.dtype for tensor in (scores, indices, values, read, ops.square_sum(weights))]
         counts = ops.count_nonfinite(weights)

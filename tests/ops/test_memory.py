@@ -42,6 +42,12 @@ def accumulate_select(grad: Tensor, weight: Tensor, residual: Tensor, hints: Hin
     )
 
 
+def share_momentum(average: Tensor, elapsed: Tensor, momentum: Tensor, square: Tensor | None = None) -> None:
+    """The call with one tensor, as SGD has it, or Adam where ``square`` is given."""
+    adams = ops.Adams() if square is None else ops.Adams([torch.ones(5)], [square], [0.0], [1.0], [0.0], [1.0])
+    ops.share_momentum([average], [elapsed], [momentum], intervals=[1.0], whole=[True], adams=adams)
+
+
 CALLS: dict[str, Callable[[Tensor], object]] = {
     "accumulate_select grads": lambda x: accumulate_select(x, torch.ones(5), torch.ones(5)),
     "accumulate_select weights": lambda x: accumulate_select(torch.ones(5), x, torch.ones(5)),
@@ -52,6 +58,10 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "gather": lambda x: ops.gather(x, positions(1)),
     "give_back": lambda x: ops.give_back(x, positions(1), torch.ones(1)),
     "put": lambda x: ops.put([x], positions(1), torch.ones(1)),
+    "share_momentum averages": lambda x: share_momentum(x, torch.ones(5), torch.ones(5)),
+    "share_momentum elapsed": lambda x: share_momentum(torch.ones(5), x, torch.ones(5)),
+    "share_momentum momenta": lambda x: share_momentum(torch.ones(5), torch.ones(5), x),
+    "share_momentum squares": lambda x: share_momentum(torch.ones(5), torch.ones(5), torch.ones(5), x),
     "square_sum": lambda x: ops.square_sum([x]),
     "count_nonfinite": lambda x: ops.count_nonfinite([x]),
 }
@@ -134,6 +144,25 @@ def test_take_refuses_velocity_and_indices_in_the_memory_of_the_residual() -> No
         ops.take(residual, residual, positions(1), [0, 8])
     with pytest.raises(ConfigurationError, match="take: velocity shares memory with indices"):
         ops.take(torch.ones(8), residual, room[1:3], [0, 8])
+    assert room.tolist() == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("average", "momentum"), r"(averages|momenta)\[0\] shares memory with (averages|momenta)\[0\]"),
+        (("elapsed", "momentum"), r"(elapsed|momenta)\[0\] shares memory with (elapsed|momenta)\[0\]"),
+        (("square", "momentum"), r"(squares|momenta)\[0\] shares memory with (squares|momenta)\[0\]"),
+    ],
+)
+def test_share_momentum_refuses_what_it_writes_in_the_memory_of_what_it_reads(
+    names: tuple[str, str], message: str
+) -> None:
+    room = torch.arange(8.0)
+    tensors = {name: torch.ones(5) for name in ("average", "elapsed", "momentum", "square")}
+    tensors |= {names[0]: room[3:], names[1]: room[:5]}
+    with pytest.raises(ConfigurationError, match=message):
+        share_momentum(**tensors)
     assert room.tolist() == list(range(8))
 
 

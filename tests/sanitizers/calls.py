@@ -133,6 +133,35 @@ def put(values: Values, large: float) -> Iterator[Arguments]:
     yield {"outputs": outputs, "indices": indices, "values": values.tensor(indices.numel())}
 
 
+def share_momentum(values: Values, large: float) -> Iterator[Arguments]:
+    """Averages that are mostly zero, of SGD or Adam."""
+    averages = [average.mul_(values.normal(average.numel()) > 0.5) for average in _floats(values, large)]
+    numels = [average.numel() for average in averages]
+    adams = numels if values.choice.random() < 0.6 else []
+
+    def numbers(*some: float) -> list[float]:
+        return [values.choice.choice(some) for _ in adams]
+
+    yield {
+        "averages": averages,
+        "elapsed": [values.tensor(n, shaped=True) for n in numels],
+        "momenta": [values.tensor(n, values.choice.choice(FLOATS), shaped=True) for n in numels],
+        "intervals": [values.choice.choice((0.1, 0.0, 1e-30, 1e30, -1.0)) for _ in numels],
+        "whole": [values.choice.random() < 0.3 for _ in numels],
+        "weights": [values.tensor(n, shaped=True) for n in adams],
+        "squares": [values.tensor(n, values.choice.choice(FLOATS), shaped=True) for n in adams],
+        "decays": numbers(0.0, 0.01, -1.0, 1e30),
+        "roots": numbers(0.03, 1.0, 0.0),
+        "epsilons": numbers(1e-8, 0.0, 1e30),
+        "factors": numbers(0.1, 1.0, 0.0),
+    }
+
+
+def _floats(values: Values, large: float) -> list[Tensor]:
+    """One to six float32 tensors of one dimension."""
+    return [tensor.reshape(-1) for tensor in _tensors(values, large, (torch.float32,))]
+
+
 def tensors_alone(values: Values, large: float) -> Iterator[Arguments]:
     """What square_sum and count_nonfinite take."""
     yield {"tensors": _tensors(values, large, (*FLOATS, torch.float64))}
@@ -147,6 +176,7 @@ GENERATORS: dict[str, Callable[[Values, float], Iterator[Arguments]]] = {
     "gather": gather,
     "give_back": give_back,
     "put": put,
+    "share_momentum": share_momentum,
     "square_sum": tensors_alone,
     "count_nonfinite": tensors_alone,
 }

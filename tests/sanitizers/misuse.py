@@ -15,11 +15,11 @@ __all__ = ["BREAKS", "refuse"]
 Break: TypeAlias = Callable[[Values, str, Any], Any]
 """Given an argument's name and value, returns the value broken; None where this cannot be done to it."""
 
-LISTS = ("grads", "weights", "outputs", "tensors")
+LISTS = ("grads", "weights", "outputs", "tensors", "averages", "elapsed", "momenta", "squares")
 FREE_LENGTH = ("outputs", "tensors", "indices", "sent")  # one more or less may be another call that works
 OPTIONAL = ("sent", "rest")
 STILL_FITS = (("take", "velocity", "missing"), ("give_back", "residual", "length"), ("gather", "residual", "length"))
-NUMBERS = ("factors", "momentum", "parameters")
+NUMBERS = ("factors", "momentum", "parameters", "intervals", "decays", "roots", "epsilons")
 # What is written, and what it must not share memory with.
 APART = {
     "accumulate": (
@@ -40,6 +40,15 @@ APART = {
     "take": ("residual velocity", "residual indices", "velocity indices"),
     "give_back": ("residual indices", "residual values"),
     "put": ("outputs indices", "outputs values", "outputs outputs"),
+    "share_momentum": (
+        "elapsed averages",
+        "momenta averages",
+        "elapsed momenta",
+        "momenta momenta",
+        "elapsed elapsed",
+        "elapsed weights",
+        "momenta squares",
+    ),
 }
 
 
@@ -49,7 +58,7 @@ def _tensor(change: Callable[[Values, str, Tensor], Tensor | None]) -> Break:
     def broken(values: Values, name: str, given: Any) -> Any:
         if isinstance(given, Tensor):
             return change(values, name, given)
-        if name not in LISTS:
+        if name not in LISTS or not given:
             return None
         i = values.choice.randrange(len(given))
         changed = change(values, name, given[i])
@@ -95,7 +104,7 @@ def _missing(values: Values, name: str, given: Any) -> Any:
 
 
 def _lists(values: Values, name: str, given: Any) -> Any:
-    if not isinstance(given, list) or name in FREE_LENGTH:
+    if not isinstance(given, list) or not given or name in FREE_LENGTH:
         return None
     if name == "offsets":
         return values.choice.choice(([], [*given, given[-1] + 1], [1, *given], [-1, *given], [*given, 2**40]))
@@ -104,7 +113,7 @@ def _lists(values: Values, name: str, given: Any) -> Any:
 
 def _numbers(values: Values, name: str, given: Any) -> Any:
     wrong = [float("nan"), float("inf"), -float("inf"), 1e39, 1e300] + [-1.0] * (name == "parameters")
-    return _replaced(values, given, wrong) if name in NUMBERS else None
+    return _replaced(values, given, wrong) if name in NUMBERS and given else None
 
 
 def _integers(values: Values, name: str, given: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -63,13 +63,14 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("count", [20_000, 33_333, 50_001])
 def test_two_threads_make_the_same_message(numel: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And two do: among so many positions there is a place where none of the words is shared."""
-    shared, both = [], elias_fano._both
+    shared, side_by_side = [], elias_fano.side_by_side
 
-    def counted(first: Callable[[], None], second: Callable[[], None]) -> None:
+    def counted(tasks: Sequence[Callable[[], None]]) -> None:
+        assert len(tasks) == 2
         shared.append(None)
-        both(first, second)
+        side_by_side(tasks)
 
-    monkeypatch.setattr(elias_fano, "_both", counted)
+    monkeypatch.setattr(elias_fano, "side_by_side", counted)
     drawn = np.random.default_rng(0).choice(numel, count, replace=False)
     positions = torch.from_numpy(np.sort(drawn).astype(np.int32))
     code = index_code(count, numel, "elias-fano")

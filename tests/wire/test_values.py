@@ -9,6 +9,7 @@ from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
 from ringprune.errors import CommunicatorError, ConfigurationError
+from ringprune.threads import FEWEST
 from ringprune.wire import VALUE_FORMATS, ValueCode, value_code
 from ringprune.wire.message import FRAME_BYTES, seal
 from ringprune.wire.quantise import BLOCK
@@ -46,6 +47,25 @@ def test_nothing_is_lost(coding: str, values: np.ndarray) -> None:
     """Exactly, to the last bit: float64 holds both and their sum."""
     decoded, rest = round_trip(code_named(coding), torch.from_numpy(values.copy()))
     assert torch.equal(decoded.double() + rest.double(), torch.from_numpy(values).double())
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("count", [2 * FEWEST - 1, 3 * FEWEST + 2049])
+def test_thread_count_changes_nothing(coding: str, count: int) -> None:
+    code, values = code_named(coding), torch.randn(count, generator=torch.Generator().manual_seed(1)).exp()
+    found = []
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3, 8):
+            torch.set_num_threads(threads)
+            rest = torch.empty_like(values)
+            message = code.encode(values, rest)
+            added = code.decode(message, torch.ones_like(values), add=True, name="m")
+            found.append((message, rest, code.decode(message, torch.empty_like(values), name="m"), added))
+    finally:
+        torch.set_num_threads(before)
+    for other in found[1:]:
+        assert all(torch.equal(left, right) for left, right in zip(found[0], other, strict=True))
 
 
 @pytest.mark.parametrize("coding", CODINGS)

@@ -1,0 +1,70 @@
+"""Work shared out among threads: all of it is done once, what fails is told, and a forked process does it too."""
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ringprune.threads import FEWEST, in_parts
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """Sets torch's number of threads for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@given(st.integers(0, 10 * FEWEST), st.integers(1, 3000), st.integers(1, 9))
+def test_parts_are_all_there_is(count: int, block: int, number: int) -> None:
+    before, parts = torch.get_num_threads(), []
+    torch.set_num_threads(number)
+    try:
+        in_parts(count, block, lambda begin, end: parts.append((begin, end)))
+    finally:
+        torch.set_num_threads(before)
+    parts.sort()
+    assert [begin for begin, _ in parts] == [0, *(end for _, end in parts[:-1])]
+    assert parts[-1][1] == count
+    assert all(begin % block == 0 for begin, _ in parts)
+    assert len(parts) <= max(1, min(number, count // FEWEST))
+
+
+def test_parts_are_done_side_by_side(threads: Callable[[int], None]) -> None:
+    """Each waits for the other: one thread alone would never come to an end."""
+    threads(2)
+    both = threading.Barrier(2, timeout=30)
+    in_parts(2 * FEWEST, 1, lambda begin, end: both.wait() and None)
+
+
+@pytest.mark.parametrize("failing", [0, FEWEST])
+def test_what_fails_in_a_thread_is_raised(threads: Callable[[int], None], failing: int) -> None:
+    threads(2)
+
+    def work(begin: int, end: int) -> None:
+        if begin == failing:
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        in_parts(2 * FEWEST, 1, work)
+
+
+def test_a_forked_process_has_threads_of_its_own(threads: Callable[[int], None]) -> None:
+    """Those of its parent are not in it: it would wait for them for ever."""
+    threads(2)
+    in_parts(2 * FEWEST, 1, lambda begin, end: None)
+    child = os.fork()
+    if child == 0:
+        done: list[int] = []
+        waiting = threading.Thread(
+            target=lambda: in_parts(2 * FEWEST, 1, lambda begin, end: done.append(begin)), daemon=True
+        )
+        waiting.start()
+        waiting.join(30)
+        os._exit(0 if sorted(done) == [0, FEWEST] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
