@@ -1,4 +1,4 @@
-"""Horovod, Horovod with fp16 and RingPrune side by side on two tasks, with one table and two figures at the end."""
+"""Horovod, Horovod with fp16 and RingPrune side by side on two tasks: a table for each and two figures at the end."""
 
 import argparse
 import json

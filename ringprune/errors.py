@@ -7,13 +7,13 @@
     |-- ArgumentTypeError       (TypeError)     an argument has a type that cannot work
     |-- UsageError              (RuntimeError)  calls came in an order that cannot work
     |-- CheckpointError         (ValueError)    a checkpoint does not fit this model or these ranks
-    |-- IndexRangeError         (IndexError)    an index looked up in a sharded embedding is no row of it
+    |-- IndexRangeError         (IndexError)    an index looked up in a sharded embedding is no row, or no whole number
     |-- RankMismatchError       (RuntimeError)  the ranks built different things
     |-- NonFiniteGradientError  (ArithmeticError)  a gradient holds NaN or infinity
     |-- CommunicatorError       (RuntimeError)  a collective failed, timed out, or a rank is gone
     |   `-- CollectiveMismatchError             ranks called different collectives
     |-- DependencyError         (ImportError)   an optional package is missing
-    `-- NativeLibraryError      (ImportError)   the compiled library was asked for and does not load
+    `-- NativeLibraryError      (ImportError)   the compiled library does not load, or was asked for and is not there
 """
 
 __all__ = [
@@ -53,7 +53,7 @@ class CheckpointError(RingPruneError, ValueError):
 
 
 class IndexRangeError(RingPruneError, IndexError):
-    """An index looked up in a sharded embedding is no row of it; raised on all ranks, naming rank and index."""
+    """An index looked up in a sharded embedding is no row, or neither int32 nor int64; on all ranks, naming both."""
 
 
 class RankMismatchError(RingPruneError, RuntimeError):
@@ -89,4 +89,4 @@ class DependencyError(RingPruneError, ImportError):
 
 
 class NativeLibraryError(RingPruneError, ImportError):
-    """The compiled library was asked for and does not load; the message says how to rebuild it."""
+    """The compiled library is there and does not load, or is not there and was asked for; says how to rebuild it."""

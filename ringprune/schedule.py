@@ -19,7 +19,7 @@ class LayerPriority:
     """First layers first, across the barrier between two steps: a layer's forward pass waits for that layer alone.
 
     Slices for an allreduce are much larger than the paper's 200 kB for a parameter server, since each costs a latency
-    per rank. The defaults suit links of 1 to 25 Gbit/s (docs/benchmarks.md, Scheduling).
+    per rank. The defaults were measured at 4 and 15 Gbit/s and without a limit (docs/benchmarks.md, Scheduling).
 
     Args:
         slice_bytes: a tensor that travels dense is cut into slices of at most this many bytes, as float32; 4 or more.

@@ -9,12 +9,12 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[1] / "mpi_scripts" / "launch" / "horovodrun.sh"
 
 
-def launched(hosts: str, tmp_path: Path) -> subprocess.CompletedProcess[str]:
+def launched(hosts: str, tmp_path: Path, says: str = '"$@"', **variables: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "hosts").write_text(hosts)
     stand_in = tmp_path / "horovodrun"
-    stand_in.write_text('#!/bin/sh\necho "$@"\n')
+    stand_in.write_text(f"#!/bin/sh\necho {says}\n")
     stand_in.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", **variables}
     command = ["sh", str(SCRIPT), str(tmp_path / "hosts"), "python", "train.py"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
@@ -40,3 +40,10 @@ def test_a_host_without_slots_is_refused(hosts: str, says: str, tmp_path: Path) 
     done = launched(hosts, tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert says in done.stderr
+
+
+@pytest.mark.parametrize(("variables", "interface"), [({"INTERFACE": "ib0"}, "ib0"), ({}, "eth0")])
+def test_all_libraries_are_told_the_network(variables: dict[str, str], interface: str, tmp_path: Path) -> None:
+    """Torch's Gloo was not: a host with a bridge of containers offered addresses that no other host reaches."""
+    done = launched("node1 slots=2\n", tmp_path, says='"$7" "$GLOO_SOCKET_IFNAME"', **variables)
+    assert done.stdout.split() == [interface, interface]

@@ -365,7 +365,7 @@ class Exchange:
         return {self._plan.params[lane.bucket.members[0]].name: dict(lane.taken) for lane in lanes}
 
     def bytes_by_parameter(self) -> dict[str, dict[Content, float]]:
-        """Bytes sent of each parameter, by content; they add up to those of all.
+        """Bytes sent of each parameter, by content; they add up to those of all, less statistics of BatchNorm.
 
         A bucket's bytes are divided by the entries that were sent of its tensors, dense ones by all, headers evenly.
         """
