@@ -231,6 +231,12 @@ def test_what_a_wrapper_cannot_have_with_rows_is_refused_with_its_reason() -> No
         both = torch.optim.SparseAdam([*tables_of(model), model["out"].bias])
         with pytest.raises(rp.ConfigurationError, match=r"SparseAdam has 1 parameters, such as one of shape \[200\]"):
             wrap(both, model=model)
+        adam = torch.optim.AdamW(model.parameters())
+        with pytest.raises(
+            rp.ConfigurationError, match=r"AdamW takes no sparse ones: it has 2 tables .*wrapper of their"
+        ):
+            wrap(adam, model=model)  # torch said so in its first step, on weights that had begun to move
+        wrap(torch.optim.AdamW(model["out"].parameters()), model=model).close()  # another optimizer has the tables
         for kind in DECAY_DENSE:
             decaying = kind(model.parameters(), lr=0.1, weight_decay=0.1)
             with pytest.raises(rp.ConfigurationError, match=r"weight_decay=0.1 has 2 tables .*a parameter group with"):
