@@ -30,11 +30,12 @@ def held_alone(tensor: Tensor) -> bool:
 
 
 def is_shared(tensor: Tensor, others: Sequence[Tensor]) -> bool:
-    """Whether a tensor is a part of a larger one, or lies in the memory of another of ``others``."""
+    """Whether a dense tensor is a part of a larger one, or lies in the memory of another dense one of ``others``."""
     storage = tensor.untyped_storage()
     if storage.nbytes() > tensor.nbytes:
         return True
-    return any(other is not tensor and other.untyped_storage().data_ptr() == storage.data_ptr() for other in others)
+    dense = [other for other in others if other is not tensor and other.layout == torch.strided]
+    return any(other.untyped_storage().data_ptr() == storage.data_ptr() for other in dense)
 
 
 def overlapping(tensors: Sequence[Tensor]) -> list[int]:

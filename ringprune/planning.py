@@ -75,6 +75,13 @@ def sparse_parameters(policy: Policy, model: Any, optimizer: Optimizer, hierarch
         raise ConfigurationError(f"{what}, which hierarchical=True cannot go with: sums inside a node are dense")
     weights = [getattr(m, "weight", None) for m in model.modules() if getattr(m, "sparse", False) is True]
     found = {id(weight) for weight in weights if isinstance(weight, Tensor) and weight.dim() > 0}
+    tables = [p for group in optimizer.param_groups for p in group["params"] if id(p) in found and p.requires_grad]
+    if tables and (kind := type(optimizer).__name__) in DENSE_ONLY:
+        raise ConfigurationError(
+            f"{what}, and optimizer={kind} takes no sparse ones: it has {len(tables)} tables of modules with "
+            f"sparse=True, such as one of shape {list(tables[0].shape)}. Give them to SparseAdam, Adagrad or SGD, in a "
+            "wrapper of their own, or leave rows out"
+        )
     if not takes_over(optimizer, policy.correction):  # else decay is added after the exchange
         _check_decay(optimizer, found)
     dense = [p for group in optimizer.param_groups for p in group["params"]]

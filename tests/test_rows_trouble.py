@@ -109,6 +109,37 @@ def test_a_gradient_changed_after_backward_was_sent_as_it_was() -> None:
     assert all(bool((grad.values() == 1.0).all()) for grad in rp.simulate(2, rank))
 
 
+@pytest.mark.parametrize("when", ["before the exchange", "after the exchange"])
+def test_dense_gradients_beside_rows_that_are_changed_are_noticed(when: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Where rows lie was asked too, which torch refuses to tell: an error on one rank, for which the others waited.
+
+    Averages may be changed, which a warning tells.
+    """
+    late = when == "after the exchange"
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = make_words()
+        policy = replace(rp.IWP(0.05, min_numel=100), rows=rp.Rows("gather"))
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = rp.DistributedOptimizer(sgd, model.named_parameters(), policy=policy, comm=comm, model=model)
+        loss_of_words(model, comm.rank, 0).backward()
+        if late:
+            optimizer.synchronize()
+        if late or comm.rank == 1:
+            for param in model["out"].parameters():
+                param.grad.mul_(0.5)
+        if late:
+            optimizer.step()
+        else:
+            with pytest.raises(rp.UsageError, match=r"rank 1: the gradient of 'out\.weight' was changed"):
+                optimizer.step()
+        return weights(model)
+
+    first, second = rp.simulate(2, rank)
+    assert same_bytes(first, second)
+    assert ("averages were changed" in caplog.text) == late
+
+
 # -- wrong use --------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +231,12 @@ def test_what_a_wrapper_cannot_have_with_rows_is_refused_with_its_reason() -> No
         both = torch.optim.SparseAdam([*tables_of(model), model["out"].bias])
         with pytest.raises(rp.ConfigurationError, match=r"SparseAdam has 1 parameters, such as one of shape \[200\]"):
             wrap(both, model=model)
+        adam = torch.optim.AdamW(model.parameters())
+        with pytest.raises(
+            rp.ConfigurationError, match=r"AdamW takes no sparse ones: it has 2 tables .*wrapper of their"
+        ):
+            wrap(adam, model=model)  # torch said so in its first step, on weights that had begun to move
+        wrap(torch.optim.AdamW(model["out"].parameters()), model=model).close()  # another optimizer has the tables
         for kind in DECAY_DENSE:
             decaying = kind(model.parameters(), lr=0.1, weight_decay=0.1)
             with pytest.raises(rp.ConfigurationError, match=r"weight_decay=0.1 has 2 tables .*a parameter group with"):
