@@ -352,7 +352,7 @@ class DDPHook:
         """What this rank keeps back, by parameter name; empty before the first backward pass."""
         if self._exchange is None:
             return dict(self._saved or {})
-        self._exchange.check_whole()
+        self._exchange.damage.check_whole()
         origin = checkpoint.Origin(
             self._comm.rank,
             self._comm.size,

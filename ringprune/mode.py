@@ -372,7 +372,7 @@ class Mode(ABC):
 
     def made(self) -> dict[str, Any]:
         """How far it has come, for a checkpoint's ``Origin``; raises where nothing whole can be saved."""
-        self.exchange.check_whole()
+        self.exchange.damage.check_whole()
         highest = tuple(self._highest.get(number, 0.0) for number in range(len(self._inner.param_groups)))
         return {"step": self.exchange.step, "local_steps": self.local_steps, "highest": highest}
 

@@ -66,6 +66,7 @@ class TakenOverMomentum:
         self._optimizer = optimizer
         self._params, self._specs, self._packed = params, specs, packed
         self._adopted = False
+        self._taken: set[str] = set()  # whose momentum SGD has no more, while it is being adopted
         self._buffers: dict[str, Tensor] = {}
         self._left: dict[str, float] = {}  # share that is left, at most, of what a packed tensor began with
         needed = [not is_packed or self._group(s)["weight_decay"] for s, is_packed in zip(specs, packed, strict=True)]
@@ -96,9 +97,9 @@ class TakenOverMomentum:
         Args:
             velocities: by name, the mean velocity of packed parameters; used up.
         """
-        if not self._adopted:
-            return  # no step was made: SGD has what it had
         for param, spec in zip(self._params, self._specs, strict=True):
+            if not self._adopted and spec.name not in self._taken:
+                continue  # no step was made: SGD has what it had
             shared, velocity, group = self._buffers.pop(spec.name, None), velocities.get(spec.name), self._group(spec)
             if not group["momentum"] or (shared is None and velocity is None):
                 continue
@@ -109,6 +110,7 @@ class TakenOverMomentum:
             held = laid_out_as(param, cast(Tensor, total).to(param.dtype))
             self._optimizer.state[param]["momentum_buffer"] = held
         self._buffers, self._adopted = {}, False
+        self._taken.clear()
 
     def adopt(self) -> None:
         """Before the first step, take over the momentum SGD has from before it was wrapped or was broadcast.
@@ -116,14 +118,17 @@ class TakenOverMomentum:
         Later ``hvd.broadcast_optimizer_state`` may make buffers again, of zeros; those are dropped.
         """
         for param, spec in zip(self._params, self._specs, strict=True):
-            state = self._optimizer.state.get(param)
-            buffer = state.pop("momentum_buffer", None) if state else None
+            state = self._optimizer.state.get(param, {})
+            buffer = state.get("momentum_buffer")
             if buffer is not None and not self._adopted:
-                self.allocate([spec.name])
+                self.allocate([spec.name])  # where memory is too short SGD has it still
                 self._buffers[spec.name].copy_(buffer.to_dense())  # of sparse gradients it is sparse
+                self._taken.add(spec.name)
                 if self._packed[self._specs.index(spec)]:
                     self._left[spec.name] = 1.0
+            state.pop("momentum_buffer", None)
         self._adopted = True
+        self._taken.clear()
 
     @torch.no_grad()
     def apply(self, only: Iterable[int] | None = None) -> None:

@@ -101,9 +101,15 @@ class Pilot:
 
     def stepped(self) -> GradientMode:
         """A step was made, on all ranks: what exchanges the next one."""
-        if self.mode.exchange.step > self._step:  # not a second step on the same averages
-            self._step = self.mode.exchange.step
-            next(self._course, None)
+        if (before := self.mode).exchange.step > self._step:  # not a second step on the same averages
+            self._step = before.exchange.step
+            try:
+                next(self._course, None)
+            except BaseException:  # Ctrl-C too: ranks may be in different messages
+                if self.mode is not before:  # in the middle of a change
+                    self.mode.close()
+                self.mode, before.exchange.damage.astray = before, True
+                raise
         return self.mode
 
     def failed(self, error: Exception) -> GradientMode:
@@ -120,9 +126,7 @@ class Pilot:
             "chosen": names[self.chosen],
             "deciding": self._deciding,
             "said": self._said,
-            "predicted_seconds": {
-                name: option.prediction.seconds for name, option in zip(names, self._options, strict=False)
-            },
+            "predicted_seconds": {n: o.prediction.seconds for n, o in zip(names, self._options, strict=False)},
             "timed_seconds": {names[i]: seconds for i, seconds in self._seconds.items()},
             "link_bytes_per_second": None if self._link is None else self._link.bytes_per_second,
         }
@@ -235,8 +239,7 @@ class Pilot:
 
     def _slowest(self, seconds: float) -> float:
         """What the slowest rank took; all ranks call this."""
-        found: list[float] = [report["seconds"] for report in self._gather({"seconds": seconds})]
-        return max(found)
+        return max(float(report["seconds"]) for report in self._gather({"seconds": seconds}))
 
     # -- measuring ----------------------------------------------------------------------------------------------------
 
@@ -302,10 +305,8 @@ class Pilot:
         predicted = [
             math.inf if i in self._refused else option.prediction.seconds for i, option in enumerate(self._options)
         ]
-        compute = self._options[0].prediction.compute_seconds
-        chosen = choose(
-            predicted, compute, self._ratios, tried, settled, margin=self._auto.margin, hysteresis=hysteresis
-        )
+        compute, margin = self._options[0].prediction.compute_seconds, self._auto.margin
+        chosen = choose(predicted, compute, self._ratios, tried, settled, margin=margin, hysteresis=hysteresis)
         first = self._gather({"chosen": chosen, "packed": packed_of(self._options[chosen].policy)})[0]
         chosen = int(first["chosen"])
         self._options[chosen] = replace(self._options[chosen], policy=packing(self._policies[chosen], first["packed"]))
@@ -342,6 +343,7 @@ class Pilot:
         old, before, wanted = self.mode, (self.chosen, self._policy), self._options[target].policy
         if old.keeps_something():
             yield from self._send_whole(old)
+        old.exchange.damage.torn = True  # another mode takes over: broken off here, neither has all of it
         velocities, failure = old.velocities(), ""
         try:
             old.hand_over(velocities)
@@ -375,10 +377,9 @@ class Pilot:
             return step >= until or all(inner.param_groups[i].get("lr") != 0 for i in groups)
 
         old.exchange.send_whole(now)
-        while True:
+        yield
+        while not old.exchange.sends_whole:
             yield
-            if old.exchange.sends_whole:
-                return
 
     def _plan(self, policy: Policy) -> Plan:
         parts = self._parts

@@ -57,6 +57,7 @@ class Exchange:
     Attributes:
         first: as given.
         step: exchanges made, by another one too; the counter behind roots, exploration and warm-up.
+        damage: what was broken off.
         checked: whether all ranks are known to have started alike; until then :meth:`begin` waits for the others.
     """
 
@@ -83,6 +84,7 @@ class Exchange:
         self._setting = Setting(
             policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation, first=first
         )
+        self.damage = self._setting.damage
         self._keeps = [issubclass(kind_of(bucket, policy), KeptLane) for bucket in plan.buckets]
         self._lanes = [lane_of(bucket, self._setting, nodes) for bucket in plan.buckets]
         self._turns: deque[Lane] = deque()
@@ -101,6 +103,7 @@ class Exchange:
             RankMismatchError: they do not; on all ranks, naming the first parameter that differs.
         """
         setting, density = self._setting, self._setting.policy.density
+        self.damage.check_together()
         setting.whole = setting.whole or (self._may_send_whole is not None and self._may_send_whole(self.step))
         setting.metrics.begin(density.at(self.step), steady=density.steady(self.step), steps=steps)
         self.check_start()
@@ -153,7 +156,7 @@ class Exchange:
             count: tell how many entries of each tensor are NaN or infinite, int64; else that may be None.
         """
         if index == 0:
-            self.check_whole()
+            self.damage.check_whole()
         started, found = self._lanes[index], self.start_alone(index, corrected, correction, count=count)
         # Lanes that are over here are over on every rank when their turn would come there.
         self._turns.extend([started] * (1 + started.eager) + [lane for lane in self._lanes[:index] if not lane.over])
@@ -194,7 +197,7 @@ class Exchange:
         """
         for lane, keeps in zip(self._lanes, self._keeps, strict=True):
             lane.finish([outputs[i] for i in lane.bucket.members])
-            self._setting.torn |= keeps
+            self.damage.torn |= keeps
         self.conclude()
 
     def conclude(self) -> None:
@@ -210,7 +213,7 @@ class Exchange:
         for lane in self._lanes:
             lane.settle()
         self._report()
-        self.step, self._setting.torn = self.step + 1, False
+        self.step, self.damage.torn = self.step + 1, False
         self._setting.metrics.exchanged()
 
     def _report(self) -> None:
@@ -248,7 +251,7 @@ class Exchange:
     ) -> Tensor | None:
         """As :meth:`start`, and no bucket is taken further: nothing is sent."""
         lane = self._lanes[index]
-        self._setting.torn |= self._keeps[index] and not self._setting.spare
+        self.damage.torn |= self._keeps[index] and not self._setting.spare
         counted = ops.count_nonfinite(corrected) if count and not lane.counts else None  # before it is overwritten
         found = lane.start(self.step, corrected, correction)
         return found if counted is None else counted
@@ -277,19 +280,15 @@ class Exchange:
         Args:
             outputs: one contiguous tensor per parameter; those of packed buckets are overwritten with the average.
         """
-        self.check_whole()
+        self.damage.check_together()
         self.forget()
         with self._setting.metrics.sending("headers"):
             self._setting.comm.barrier(name="flush()")  # a rank that has batches left may be in a step
-        self._setting.torn = any(self._keeps)
+        self.damage.torn = any(self._keeps)
         for lane, keeps in zip(self._lanes, self._keeps, strict=True):
             if keeps:
                 lane.flush([outputs[i] for i in lane.bucket.members])
-        self._setting.torn = False
-
-    def check_whole(self) -> None:
-        """See :meth:`Setting.check_whole`."""
-        self._setting.check_whole()
+        self.damage.torn = False
 
     def send_whole(self, when: Callable[[int], bool]) -> None:
         """Send everything, and as it is, once ``when``, told the exchange's number, says so; alike on all ranks.
@@ -395,6 +394,6 @@ class Exchange:
     def resumed(self, step: int, *, flushed: bool = False) -> None:
         """The state was overwritten from a checkpoint made after ``step`` exchanges; check again before going on."""
         self.forget()
-        self.step, self.checked, self._setting.torn = step, False, False
+        self.step, self.checked, self.damage.torn = step, False, False
         for lane in self._lanes:
             lane.resumed(flushed=flushed or not step)

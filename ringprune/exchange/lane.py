@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import CommunicatorError, UsageError
+from ringprune.exchange.damage import Damage
 from ringprune.exchange.rotation import Rotation
 from ringprune.guard import Guard
 from ringprune.metrics import Content, Metrics
@@ -52,7 +53,7 @@ class Setting:
         whole: send all entries, and as they are, so that nothing is kept back.
         first: the step at which this exchange began, where another one had gone before.
         failure: in a hierarchy, what went wrong between the nodes: nothing more is exchanged.
-        torn: of what is kept back some is that of after the exchange under way already, some not yet.
+        damage: what was broken off.
     """
 
     policy: Policy
@@ -69,20 +70,7 @@ class Setting:
     whole: bool = False
     first: int = 0
     failure: CommunicatorError | None = None
-    torn: bool = False
-
-    def check_whole(self) -> None:
-        """Before something is saved or exchanged: after an exchange that was broken off there may be nothing whole.
-
-        Raises:
-            UsageError: so it is; on this rank.
-        """
-        if self.torn:
-            raise UsageError(
-                "an exchange was broken off in the middle, by an error or a signal: what this rank keeps back is that "
-                "of neither before nor after it, and nothing can be saved or exchanged. Start again from the last "
-                "checkpoint, on all ranks"
-            )
+    damage: Damage = field(default_factory=Damage)
 
     def sums_by_ring(self, values: Tensor) -> bool:
         """Whether ``values`` are summed by our ring."""
