@@ -33,7 +33,17 @@ It will work, slowly. To build the library: install torch first, then run, in Ri
 GPUS = "7.5;8.0;9.0;10.0+PTX"  # T4, A100, H100 and H200, B200; later ones compile the PTX when it is loaded
 GPUS_BEFORE_CUDA_12_8 = "7.5;8.0;9.0+PTX"
 OLDEST_NVCC = (12, 1)  # kernel arguments of more than 4 KiB
-CXX_FLAGS = ["-O3", "-g0", "-std=c++20", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+CXX_FLAGS = [
+    "-O3",
+    "-g0",
+    "-std=c++20",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fopenmp",
+    "-Wall",
+    "-Wextra",
+    "-Wno-unused-parameter",
+]
 NVCC_FLAGS = ["-O3", "-std=c++20", "-fmad=false", "-Xcompiler", "-ffp-contract=off,-fopenmp"]
 
 

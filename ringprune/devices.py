@@ -1,9 +1,30 @@
-"""Copies from host memory to where a bucket's tensors are."""
+"""Host and device: copies to where a bucket's tensors are, and questions for which the host waits once."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-__all__ = ["to_device"]
+__all__ = ["differing", "to_device"]
+
+
+def differing(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
+    """Which pairs do not hold the same numbers, by their position; NaN is not the same as itself.
+
+    Args:
+        pairs: tensors of one dtype, shape and device each.
+    """
+    found: list[int] = []
+    asked: dict[torch.device, list[tuple[int, Tensor]]] = {}
+    for i, (left, right) in enumerate(pairs):
+        if left.device.type != "cpu":  # torch.equal would wait for the device at every pair
+            asked.setdefault(left.device, []).append((i, (left != right).any()))
+        elif not torch.equal(left, right):
+            found.append(i)
+    for flags in asked.values():
+        told = torch.stack([flag for _, flag in flags]).tolist()
+        found += [i for (i, _), differs in zip(flags, told, strict=True) if differs]
+    return sorted(found)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ringprune.arguments import DENSE_ONLY
 from ringprune.checkpoint import Origin
+from ringprune.devices import differing
 from ringprune.errors import UsageError
 from ringprune.local_steps import Interval, LocalSteps, OuterStep
 from ringprune.memory import overlapping
@@ -150,12 +151,12 @@ class UpdateMode(Mode):
         """
         if self._interval.steps:
             return
-        changed = False
-        for shared, param in zip(self._shared, self.params, strict=True):
-            # A 16-bit parameter is its float32 weight rounded, unless the caller has changed it.
-            if not torch.equal(shared.to(param.dtype), param):
-                shared.copy_(param.detach())
-                changed = True
+        pairs = zip(self._shared, self.params, strict=True)
+        # A 16-bit parameter is its float32 weight rounded, unless the caller has changed it.
+        differ = differing((shared.to(param.dtype), param.detach()) for shared, param in pairs)
+        for i in differ:
+            self._shared[i].copy_(self.params[i].detach())
+        changed = bool(differ)
         self._changed |= changed and self._started
         self._started = True
         if adopting and (changed or not self._averaged):
@@ -284,8 +285,8 @@ class UpdateMode(Mode):
 
     @torch.no_grad()
     def _restore_weights(self) -> None:
-        for param, shared in zip(self.params, self._shared, strict=True):
-            param.copy_(shared)
+        if self.params:
+            torch._foreach_copy_(list(self.params), self._shared)
 
     # -- between steps ------------------------------------------------------------------------------------------------
 
