@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 
 import ringprune
-from ringprune import advise, bench, doctor, profiles, report, simulation
+from ringprune import advise, doctor, profiles, report, simulation
+from ringprune.bench.command import add_command as add_bench
 
 __all__ = ["main"]
 
@@ -17,6 +18,7 @@ examples:
   ringprune doctor                what is built and found, and the command that mends what is missing
   ringprune doctor --json -       the same for programs
   ringprune bench select          what finding the most important entries costs
+  ringprune bench step            what the wrapper adds to a step of the optimizer it wraps
   ringprune bench wire            what coding and decoding messages costs
   ringprune advise --model resnet50 --ranks 16 --rate 10gbit      whether compression would pay there
   ringprune simulate accuracy     what every method costs in accuracy within the same bytes: days; --quick: seconds
@@ -73,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     doctor.add_command(commands)
     advise.add_command(commands)
-    bench.add_command(commands)
+    add_bench(commands)
     simulation.add_command(commands)
     profiles.add_command(commands)
     report.add_command(commands)

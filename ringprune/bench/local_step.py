@@ -1,6 +1,6 @@
 """What the wrapper costs outside of communication, for the parameters of a whole model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -9,12 +9,18 @@ from torch import Tensor
 
 import ringprune as rp
 from ringprune.bench.bucket import MOMENTUM, WARMUP, Case
-from ringprune.bench.stopwatch import Times, stopwatch
+from ringprune.bench.stopwatch import Sample, Times, stopwatch
 from ringprune.comm.communicator import CPU, Communicator, Handle, Nodes
+from ringprune.policies import Policy
 
-__all__ = ["local_step"]
+__all__ = ["OPTIMIZERS", "local_step", "step_costs"]
 
 LEARNING_RATE = 1e-6  # the weights stay what they are
+OPTIMIZERS: Mapping[str, Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=LEARNING_RATE, momentum=MOMENTUM),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=LEARNING_RATE),
+}
+"""Optimizers to wrap, by name."""
 
 
 def local_step(case: Case, device: torch.device, repetitions: int, seed: int) -> dict[str, Any]:
@@ -34,11 +40,38 @@ def local_step(case: Case, device: torch.device, repetitions: int, seed: int) ->
     Returns:
         ``step_overhead_ms`` and what it is made of.
     """
+    sgd = OPTIMIZERS["sgd"]
+    return step_costs(case.shapes, device, repetitions, seed, lambda inner: rp.IWP(case.density), sgd, steps=1)
+
+
+def step_costs(
+    shapes: Sequence[tuple[int, ...]],
+    device: torch.device,
+    repetitions: int,
+    seed: int,
+    policy: Callable[[torch.optim.Optimizer], Policy],
+    optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
+    steps: int,
+) -> dict[str, Any]:
+    """The same for any policy and optimizer.
+
+    Args:
+        shapes: of the parameters.
+        device: where.
+        repetitions: how many times ``steps`` steps are timed.
+        seed: of weights and gradients.
+        policy: makes it for the wrapped optimizer.
+        optimizer: makes one of parameters.
+        steps: of which one exchanges: a time is a ``steps``-th of all of them.
+
+    Returns:
+        ``step_overhead_ms`` and what it is made of.
+    """
     threads = torch.get_num_threads()
 
     def rank(comm: Communicator) -> dict[str, Any]:
         torch.set_num_threads(threads)
-        return _Steps(case, device, seed, _Timed(comm)).time(repetitions)
+        return _Steps(shapes, device, seed, _Timed(comm), policy, optimizer).time(repetitions, steps)
 
     return rp.simulate(1, rank, timeout=None)[0]
 
@@ -46,32 +79,36 @@ def local_step(case: Case, device: torch.device, repetitions: int, seed: int) ->
 class _Steps:
     """A wrapped and a plain optimizer on the same parameters, and gradients for them."""
 
-    def __init__(self, case: Case, device: torch.device, seed: int, comm: "_Timed") -> None:
+    def __init__(
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        device: torch.device,
+        seed: int,
+        comm: "_Timed",
+        policy: Callable[[torch.optim.Optimizer], Policy],
+        optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
+    ) -> None:
         self._random = torch.Generator(device).manual_seed(seed)
         self._comm, self._clock = comm, stopwatch(device)
         self._params = [
-            torch.nn.Parameter(torch.randn(shape, generator=self._random, device=device)) for shape in case.shapes
+            torch.nn.Parameter(torch.randn(shape, generator=self._random, device=device)) for shape in shapes
         ]
+        self._plain, inner = optimizer(self._params), optimizer(self._params)
         self._wrapped = rp.DistributedOptimizer(
-            self._sgd(), [(str(i), p) for i, p in enumerate(self._params)], policy=rp.IWP(case.density), comm=comm
+            inner, [(str(i), p) for i, p in enumerate(self._params)], policy=policy(inner), comm=comm
         )
-        self._plain = self._sgd()
 
-    def _sgd(self) -> torch.optim.SGD:
-        return torch.optim.SGD(self._params, lr=LEARNING_RATE, momentum=MOMENTUM)
-
-    def time(self, repetitions: int) -> dict[str, Any]:
+    def time(self, repetitions: int, steps: int) -> dict[str, Any]:
         """Both optimizers' steps, by turns, after the warm-up."""
-        wrapped, plain, inside = Times(), Times(), Times()
-        for repetition in range(WARMUP + repetitions):
+        for _ in range(-(-WARMUP // steps) * steps):
             self._draw()
-            self._comm.seconds = 0.0
-            sample, _ = self._clock.time(self._step)
-            other, _ = self._clock.time(self._plain.step)
-            if repetition >= WARMUP:
-                wrapped.samples.append(sample)
-                plain.samples.append(other)
-                inside.samples.append(type(sample)(self._comm.seconds, sample.waited))
+            self._step()
+            self._plain.step()
+        wrapped, plain, inside = Times(), Times(), Times()
+        for _ in range(repetitions):
+            samples = [self._both() for _ in range(steps)]
+            for times, each in zip((wrapped, plain, inside), zip(*samples, strict=True), strict=True):
+                times.samples.append(_mean(each))
         self._wrapped.close()
         return {
             "step_overhead_ms": (wrapped.seconds - plain.seconds - inside.seconds) * 1e3,
@@ -81,6 +118,14 @@ class _Steps:
             "steps_kept": min(wrapped.kept, plain.kept),
             "steps_of": repetitions,
         }
+
+    def _both(self) -> tuple[Sample, Sample, Sample]:
+        """A step of each, and what of the first was spent inside the communicator."""
+        self._draw()
+        self._comm.seconds = 0.0
+        wrapped, _ = self._clock.time(self._step)
+        plain, _ = self._clock.time(self._plain.step)
+        return wrapped, plain, Sample(self._comm.seconds, wrapped.waited)
 
     def _draw(self) -> None:
         for param in self._params:
@@ -94,6 +139,12 @@ class _Steps:
             for hook in _hooks(param):
                 hook(param)
         self._wrapped.step()
+
+
+def _mean(samples: Sequence[Sample]) -> Sample:
+    seconds = sum(sample.seconds for sample in samples)
+    waited = sum(sample.waited * sample.seconds for sample in samples)
+    return Sample(seconds / len(samples), waited / seconds if seconds else 0.0)
 
 
 def _hooks(param: Any) -> Sequence[Any]:
