@@ -262,7 +262,7 @@ def trained(walk: Walk, *, all_calls: bool) -> list[tuple[Tensors, Tensors]]:
         program.optimizer.close()
         return weights, kept | {"steps": torch.tensor([saved["step"], saved["local_steps"]])}
 
-    return rp.simulate(walk.ranks, rank, timeout=20, ranks_per_node=2, one_at_a_time=True)
+    return rp.simulate(walk.ranks, rank, timeout=120, ranks_per_node=2, one_at_a_time=True)
 
 
 def bits(tensor: Tensor) -> Tensor:

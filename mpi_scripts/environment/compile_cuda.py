@@ -15,9 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 GPUS = {75: ["sm_75"], 80: ["sm_80"], 90: ["sm_90"], 100: ["sm_100", "compute_100"]}  # of setup.py; the last is PTX
 WARNINGS = ["-Wall", "-Wextra", "-Wno-unused-parameter", "-Werror"]
 NVCC = ["-O3", "-std=c++20", "-fmad=false", "-Werror", "all-warnings", "-Xcompiler", ",".join(["-fPIC", *WARNINGS])]
+FLOATS, HALVES = re.compile(r"\bst\.global[.\w]*\.v4\."), re.compile(r"\bst\.global[.\w]*\.v2\.[bu]32")
 WIDE = {  # stores of four entries at once, in PTX
-    "accumulate.cu": [re.compile(r"\bst\.global[.\w]*\.v4\.")],
-    "put.cu": [re.compile(r"\bst\.global[.\w]*\.v4\."), re.compile(r"\bst\.global[.\w]*\.v2\.[bu]32")],
+    "accumulate.cu": [FLOATS],
+    "put.cu": [FLOATS, HALVES],
+    "share_momentum.cu": [FLOATS, HALVES],
 }
 HOST = ["g++", "-fsyntax-only", "-O3", "-std=c++20", "-ffp-contract=off", "-fopenmp", *WARNINGS]
 
