@@ -54,9 +54,23 @@ def find_torch() -> ModuleType | None:
         importlib.invalidate_caches()
     if importlib.util.find_spec("torch") is None:
         return None
+    name_toolkit()
     import torch.utils.cpp_extension
 
     return torch
+
+
+def name_toolkit() -> None:
+    """CUDA_HOME where nobody has said it: torch takes the folder above nvcc, which may be a script on PATH."""
+    if os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
+        return
+    sys.path.insert(0, str(Path(__file__).resolve().parent / "mpi_scripts" / "environment"))
+    try:
+        from cuda_toolkit import find_toolkit
+    finally:
+        del sys.path[0]
+    if toolkit := find_toolkit():
+        os.environ["CUDA_HOME"] = str(toolkit)
 
 
 def site_folders() -> list[str]:

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from ringprune.comm import connect
 from ringprune.comm.checked import CheckedCommunicator
-from ringprune.comm.communicator import Communicator, Nodes
+from ringprune.comm.communicator import Communicator, Nodes, is_communicator
 from ringprune.embedding import ShardedEmbedding, embedding_of
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.guard import Guard
@@ -391,7 +391,7 @@ def communicator(comm: Communicator | str | None, process_set: Any) -> Communica
     if comm is None or isinstance(comm, str):
         options = {} if process_set is None else {"process_set": process_set}
         return connect("horovod" if process_set is not None and comm is None else comm, **options)
-    if not isinstance(comm, Communicator):
+    if not is_communicator(comm):
         raise ArgumentTypeError(f"comm={comm!r}: a communicator from ringprune.connect, its kind as a string, or None")
     if process_set is not None:
         raise ConfigurationError("process_set goes with Horovod: ringprune.connect('horovod', process_set=...)")

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ringprune.comm import connect
-from ringprune.comm.communicator import Communicator
+from ringprune.comm.communicator import Communicator, is_communicator
 from ringprune.embedding import embedding_of
 from ringprune.errors import ArgumentTypeError
 
@@ -36,7 +36,7 @@ def broadcast_parameters(
     """
     own = comm is None or isinstance(comm, str)
     communicator = connect(comm) if comm is None or isinstance(comm, str) else comm
-    if not isinstance(communicator, Communicator):
+    if not is_communicator(communicator):
         raise ArgumentTypeError(f"comm={comm!r}: a communicator, its kind as a string, or None")
     if communicator.size == 0:
         return

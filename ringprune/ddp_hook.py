@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ringprune import checkpoint, wire
 from ringprune.comm import connect
-from ringprune.comm.communicator import CPU, Communicator
+from ringprune.comm.communicator import CPU, Communicator, is_communicator
 from ringprune.ddp_plan import plan_of_ddp
 from ringprune.errors import ArgumentTypeError, CheckpointError, ConfigurationError, UsageError
 from ringprune.exchange import Exchange
@@ -73,7 +73,7 @@ def ddp_hook(
         )
     chosen = replace(given, correction="global", mask_velocity=False, lookahead=False)
     communicator = connect(comm or "torch") if comm is None or isinstance(comm, str) else comm
-    if not isinstance(communicator, Communicator):
+    if not is_communicator(communicator):
         raise ArgumentTypeError(f"comm={comm!r}: a communicator from ringprune.connect, its kind as a string, or None")
     check_abilities(chosen, communicator)
     names = {id(param): name for name, param in named_parameters or ()}

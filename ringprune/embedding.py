@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from ringprune.comm import connect
-from ringprune.comm.communicator import Communicator
+from ringprune.comm.communicator import Communicator, is_communicator
 from ringprune.counter_rng import words
 from ringprune.errors import ArgumentTypeError, ConfigurationError, RingPruneError
 from ringprune.plan import gather_texts, shake_hands
@@ -291,9 +291,9 @@ def any_embeddings() -> bool:
 
 def _communicator(comm: Any) -> Communicator:
     """What carries pulls and pushes: they come between an exchange's messages, at other places on every rank."""
-    if not (comm is None or isinstance(comm, str | Communicator)):
+    if not (comm is None or isinstance(comm, str) or is_communicator(comm)):
         raise ArgumentTypeError(f"comm={comm!r}: a communicator from ringprune.connect, its kind as a string, or None")
-    made = comm.duplicate() if isinstance(comm, Communicator) else connect(comm)
+    made = connect(comm) if comm is None or isinstance(comm, str) else comm.duplicate()
     if not made.size:
         raise ConfigurationError("comm: this rank is not part of the group that is to own the rows")
     return made

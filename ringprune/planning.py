@@ -149,6 +149,13 @@ def check_schedule(
 
 
 @torch.inference_mode(False)  # nothing can be changed outside of it that was made inside
+def _let_rest(inner: torch.optim.Optimizer) -> None:
+    """Frozen parameters have no gradient: by one left from before, even of zeros, each rank's own momentum moves them."""
+    for param in (param for group in inner.param_groups for param in group["params"]):
+        if not param.requires_grad:
+            param.grad = None
+
+
 def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | UpdateMode:
     """What exchanges under the policy; ``statistics`` are those of BatchNorm layers, averaged with local steps.
 
@@ -179,6 +186,7 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
                 "op=Sum with local_steps (policy='iwp' has them): what the ranks' weights have moved by is averaged. "
                 "Exchange gradients: policy=ringprune.IWP()"
             )
+        _let_rest(parts.inner)
         return UpdateMode(parts, statistics)
     for spec, param in zip(parts.specs, parts.params, strict=True):
         dtype = getattr(param, "grad_dtype", None)  # torch has it since 2.10; None takes any

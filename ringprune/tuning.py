@@ -50,7 +50,7 @@ def search_partitions(
     """
     whole_number("num_embeddings", num_embeddings, 1)
     whole_number("repetitions", repetitions, 1)
-    communicator = comm if isinstance(comm, Communicator) else connect(comm)
+    communicator = connect(comm) if comm is None or isinstance(comm, str) else comm
 
     def measure(partitions: int) -> float:
         embedding = ShardedEmbedding(

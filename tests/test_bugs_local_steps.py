@@ -281,6 +281,31 @@ def test_a_parameter_that_is_taken_out_of_its_group_rests() -> None:
     rp.simulate(2, rank)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
+def test_a_parameter_that_is_frozen_and_wrapped_again_rests(kind: type[torch.optim.Optimizer]) -> None:
+    """Where gradients are set to zero, and not to None, each rank's own momentum went on moving it: they parted."""
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = normed()
+        bias = model[1].bias
+        inner = kind(model.parameters(), lr=0.01, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+        for frozen in (False, True):
+            bias.requires_grad_(not frozen)
+            policy = rp.Dense(local_steps=1)
+            optimizer = rp.DistributedOptimizer(inner, model.named_parameters(), policy=policy, comm=comm)
+            before = bias.detach().clone()
+            for number in range(2):
+                optimizer.zero_grad(set_to_none=False)
+                model(data_of(comm.rank, number)).square().sum().backward()
+                optimizer.step()
+            assert torch.equal(before, bias) is frozen
+            optimizer.flush()
+            optimizer.close()
+        return bias.detach().clone()
+
+    assert same_bytes(*rp.simulate(2, rank))
+
+
 def test_without_a_learning_rate_what_goes_by_it_is_refused_and_a_flush_works() -> None:
     """Optimizers such as Adafactor may have lr=None; the first step failed after the weights had moved."""
 

@@ -148,6 +148,20 @@ def test_a_launcher_that_is_not_on_the_path_is_told(monkeypatch: pytest.MonkeyPa
     assert doctor._launcher("mpirun", "load it").mend.startswith("export PATH=")
 
 
+@pytest.mark.parametrize(("release", "ok"), [("4.1.8", True), ("5.0.11", False)])
+def test_horovodrun_is_not_said_to_work_where_it_cannot_start_ranks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, release: str, ok: bool
+) -> None:
+    """Open MPI 5 took its ``-bind-to none`` for the program ``none``, and all had been found well."""
+    for name, says in (("mpirun", f"mpirun (Open MPI) {release}"), ("horovodrun", "")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{says}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+    found = doctor._horovodrun()
+    assert found.ok is ok
+    assert ("--gloo" in found.mend) is not ok
+
+
 def test_a_probe_that_hangs_or_dies_ends_as_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as hasty:  # not for those that answer: on a busy machine they may take so long
         hasty.setattr(doctor, "SECONDS", 1)

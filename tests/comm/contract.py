@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ringprune.comm import Communicator, Handle
+from ringprune.comm.communicator import is_communicator
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 
 SUMMED = (torch.float32, torch.float64, torch.int32, torch.int64)
@@ -42,7 +43,7 @@ def noise(rank: int, *shape: int) -> Tensor:
 
 @contract
 def facts(comm: Communicator) -> None:
-    assert isinstance(comm, Communicator)
+    assert is_communicator(comm)
     assert 0 <= comm.rank < comm.size
     assert comm.kind in ("horovod", "mpi", "simulated", "torch")
     assert {"broadcast", "allreduce", "allgather", "alltoall"} <= comm.abilities

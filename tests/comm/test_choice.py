@@ -6,9 +6,12 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed
 
+import ringprune as rp
 from ringprune.comm import connect
+from ringprune.comm.communicator import is_communicator
 from ringprune.comm.torch_distributed import serving
 from ringprune.errors import ConfigurationError, DependencyError, RingPruneError, UsageError
 
@@ -157,3 +160,26 @@ def test_processes_that_do_not_know_each_other_are_told(
     assert connect("mpi", communicator=object()).size == 1, "a group of one that was asked for"
     size = 2
     assert connect("mpi").size == 2
+
+
+class Delegate:
+    """A communicator of a user's own: it hands every call on."""
+
+    def __init__(self, comm: rp.comm.Communicator) -> None:
+        self._comm = comm
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._comm, name)
+
+
+def test_a_communicator_that_hands_calls_on_is_one() -> None:
+    """From Python 3.12 on isinstance with a protocol does not see what ``__getattr__`` gives: it was refused there."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        assert is_communicator(Delegate(comm))
+        model = torch.nn.Linear(2, 2)
+        inner = torch.optim.SGD(model.parameters(), lr=0.1)
+        rp.DistributedOptimizer(inner, model.named_parameters(), comm=Delegate(comm)).close()  # type: ignore[arg-type]  # by what it hands on
+
+    rp.simulate(1, rank)
+    assert not any(map(is_communicator, (None, "mpi", object(), rp.comm.Communicator, torch.nn.Linear)))
