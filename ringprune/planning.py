@@ -148,14 +148,14 @@ def check_schedule(
             raise ConfigurationError(f"{what}, which {name} cannot go with: {why}")
 
 
-@torch.inference_mode(False)  # nothing can be changed outside of it that was made inside
 def _let_rest(inner: torch.optim.Optimizer) -> None:
-    """Frozen parameters have no gradient: by one left from before, even of zeros, each rank's own momentum moves them."""
+    """Frozen parameters have no gradient: by one of zeros, left from before, each rank's own momentum moves them."""
     for param in (param for group in inner.param_groups for param in group["params"]):
         if not param.requires_grad:
             param.grad = None
 
 
+@torch.inference_mode(False)  # nothing can be changed outside of it that was made inside
 def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | UpdateMode:
     """What exchanges under the policy; ``statistics`` are those of BatchNorm layers, averaged with local steps.
 
