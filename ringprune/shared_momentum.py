@@ -10,6 +10,7 @@ from torch.optim import SGD, Adam, AdamW
 
 from ringprune import ops
 from ringprune.ops import Adams
+from ringprune.ops.checks import FLOAT32_MAX, FLOATS
 from ringprune.ops.share_momentum import share_momentum_reference
 
 __all__ = ["SharedMomentum"]
@@ -78,7 +79,7 @@ class SharedMomentum:
             whole: of each parameter, whether zeros were exchanged like any other value.
         """
         groups = {id(param): group for group in self._inner.param_groups for param in group["params"]}
-        fused, others = _Share(), _Share()  # others: float64, and what does not lie as the average does
+        fused, others = _Share(), _Share()  # others: what the op does not take
         for i, (param, average, elapsed) in enumerate(zip(self._params, averages, self.elapsed, strict=True)):
             pace, interval = self.pace[i], self.interval[i]
             pace.mul_(FADING).clamp_(min=float(interval))
@@ -87,7 +88,7 @@ class SharedMomentum:
                 time = elapsed.add_(float(interval))
                 time.masked_fill_(torch.ones_like(time, dtype=torch.bool) if whole[i] else average != 0, 0.0)
                 continue
-            share = fused if average.dtype == torch.float32 and held.is_contiguous() else others
+            share = fused if self._fits(param, groups[id(param)], average, float(interval)) else others
             share.add(average, elapsed, held, float(interval), whole=whole[i])
             if not isinstance(self._inner, SGD):
                 self._add_adams(share.adams, param, groups[id(param)], self._shared[i])
@@ -115,13 +116,26 @@ class SharedMomentum:
         held = state.get("momentum_buffer" if isinstance(self._inner, SGD) else "exp_avg")
         return None if held is None or held.is_sparse else held
 
+    def _square(self, param: Tensor, group: Mapping[str, Any]) -> Tensor:
+        """Adam's second moment, as its step takes it."""
+        square: Tensor = self._inner.state[param]["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
+        return square
+
+    def _fits(self, param: Tensor, group: Mapping[str, Any], average: Tensor, interval: float) -> bool:
+        """Whether the op takes it. A refusal would come on this rank alone, and in the middle of an exchange."""
+        held = self._held(param)
+        assert held is not None
+        moments = [held] if isinstance(self._inner, SGD) else [held, self._square(param, group)]
+        lies = all(moment.dtype in FLOATS and moment.is_contiguous() for moment in moments)
+        return lies and average.dtype == torch.float32 and abs(interval) <= FLOAT32_MAX  # nor is it NaN
+
     def _add_adams(self, adams: Adams, param: Tensor, group: Mapping[str, Any], weight: Tensor) -> None:
         """What the momentum of ``param`` depends on, as Adam has it at its step."""
         state = self._inner.state[param]
         steps, (beta1, beta2) = float(state["step"]), group["betas"]
         decoupled = group.get("decoupled_weight_decay", isinstance(self._inner, AdamW))
         adams.weights.append(weight)
-        adams.squares.append(state["max_exp_avg_sq"] if group["amsgrad"] else state["exp_avg_sq"])
+        adams.squares.append(self._square(param, group))
         adams.decays.append(float(group["weight_decay"]) if decoupled else 0.0)
         adams.roots.append(math.sqrt(1 - float(beta2) ** steps))
         adams.epsilons.append(float(group["eps"]))

@@ -3,7 +3,7 @@
 import functools
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import torch
 
@@ -28,18 +28,36 @@ def in_parts(count: int, block: int, work: Callable[[int, int], None]) -> None:
 
 
 def side_by_side(tasks: Sequence[Callable[[], None]]) -> None:
-    """Do all of them, the first in this thread; returns when all are done, and raises what one of them raises."""
-    others: list[Future[None]] = []
-    for done, task in enumerate(tasks[1:], 1):
+    """Do each of them once, the first in this thread; returns when all are done, and raises what one of them raises."""
+    here, others = [tasks[0]], []
+    for task in tasks[1:]:
+        other: Future[None] = Future()
         try:
-            others.append(_pool().submit(task))
-        except RuntimeError:  # the main thread has ended: Python starts no work any more
-            for left in tasks[done:]:
-                left()
-            break
-    tasks[0]()
+            _pool().submit(_do, other, task)
+        except RuntimeError:  # no thread could be started, or Python ends and starts none any more
+            if other.cancel():  # it may have been queued all the same, and an idle thread may do it
+                here.append(task)
+                continue
+        others.append(other)
+    try:
+        for task in here:
+            task()
+    finally:
+        wait(others)  # they write into the caller's memory
     for other in others:
         other.result()
+
+
+def _do(future: Future[None], task: Callable[[], None]) -> None:
+    """Do a task, unless it was taken back."""
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        task()
+    except BaseException as error:  # the caller raises it
+        future.set_exception(error)
+    else:
+        future.set_result(None)
 
 
 @functools.lru_cache(maxsize=1)

@@ -290,3 +290,48 @@ def test_after_a_flush_speeds_are_of_what_follows() -> None:
 def test_whose_momentum_is_one_of_two(momentum: Any) -> None:
     with pytest.raises((rp.ConfigurationError, rp.errors.ArgumentTypeError), match="momentum"):
         rp.LocalSteps(4, momentum=momentum)
+
+
+def double_momentum(state: dict[str, Any]) -> None:
+    state["momentum_buffer"] = state["momentum_buffer"].double()
+
+
+def turned_square(state: dict[str, Any]) -> None:
+    square = state["exp_avg_sq"]
+    state["exp_avg_sq"] = square.t().contiguous().t()
+
+
+@pytest.mark.parametrize(("make", "change"), [(sgd, double_momentum), (adamw, turned_square)])
+def test_state_that_the_op_does_not_take_ends_no_exchange(make: Any, change: Any) -> None:
+    """It was refused on the one rank that had it, in the middle of an exchange: ranks went on from other weights."""
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = make_model()
+        optimizer = wrap(model, comm, sharing(), make)
+        run(model, optimizer, comm.rank, 2 * H)
+        if comm.rank == 1:
+            change(optimizer.state[dict(model.named_parameters())[NAME]])
+        run(model, optimizer, comm.rank, 2 * H, start=2 * H)
+        with optimizer.shared_weights():
+            return weights(model)
+
+    assert same_bytes(*rp.simulate(2, rank))
+
+
+def test_a_learning_rate_that_is_no_number_ends_no_exchange() -> None:
+    """The step was left out, for its gradient was none either; its rate then was refused, on that rank alone."""
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = make_model()
+        optimizer = wrap(model, comm, sharing(1.0), nonfinite="skip")
+        run(model, optimizer, comm.rank, H)
+        for batch in batches(comm.rank, H):
+            optimizer.zero_grad()
+            bad = comm.rank == 1 and optimizer.stats()["steps"] + optimizer.stats()["skipped_steps"] == H
+            optimizer.param_groups[0]["lr"] = math.nan if bad else 0.1
+            (loss_of(model, batch) * (math.nan if bad else 1.0)).backward()
+            optimizer.step()
+        with optimizer.shared_weights():
+            return weights(model)
+
+    assert same_bytes(*rp.simulate(2, rank))

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringprune.threads import FEWEST, in_parts
+from ringprune.threads import FEWEST, _pool, in_parts
 
 
 @pytest.fixture
@@ -68,3 +69,44 @@ def test_a_forked_process_has_threads_of_its_own(threads: Callable[[int], None])
         waiting.join(30)
         os._exit(0 if sorted(done) == [0, FEWEST] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_work_is_over_when_one_part_fails(threads: Callable[[int], None]) -> None:
+    """Others went on writing into memory that the caller had back."""
+    threads(3)
+    done: list[int] = []
+
+    def work(begin: int, end: int) -> None:
+        if begin == 0:
+            raise KeyboardInterrupt
+        time.sleep(0.2)
+        done.append(begin)
+
+    with pytest.raises(KeyboardInterrupt):
+        in_parts(3 * FEWEST, 1, work)
+    assert sorted(done) == [FEWEST, 2 * FEWEST]
+
+
+@pytest.mark.parametrize("starts", [0, 1, 2])
+def test_each_part_is_done_once_where_no_more_threads_can_be_started(
+    threads: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, starts: int
+) -> None:
+    """A pool queues work before it finds that it cannot start a thread: it was done twice, on what lay in its place."""
+    threads(4)
+    _pool.cache_clear()
+    start, started, done = threading.Thread.start, [], []
+
+    def limited(thread: threading.Thread) -> None:
+        if len(started) == starts:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    for _ in range(20):
+        in_parts(4 * FEWEST, 1, lambda begin, end: done.append(begin))
+    monkeypatch.undo()
+    in_parts(4 * FEWEST, 1, lambda begin, end: done.append(begin))
+    time.sleep(0.1)
+    assert sorted(done) == sorted([0, FEWEST, 2 * FEWEST, 3 * FEWEST] * 21)
+    _pool.cache_clear()

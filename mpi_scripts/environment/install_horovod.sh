@@ -14,7 +14,7 @@ fail() {
 }
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-python=${PYTHON:-python}
+python=$(command -v "${PYTHON:-python}") || fail "no ${PYTHON:-python} on PATH"
 version=$(sed -n 's/^horovod==//p' "$here/constraints.txt")
 "$python" -c 'import torch' || fail "$python has no torch: install it first, Horovod is built against it"
 scripts=$("$python" -c 'import sysconfig; print(sysconfig.get_path("scripts"))')
@@ -26,8 +26,9 @@ jobs=$(nproc)
 # CMake and torch go by the place of nvcc, and one on PATH may be a script or a link.
 toolkit=$("$python" -c 'import sys; sys.path[:0] = sys.argv[1:]; import cuda_toolkit; print(cuda_toolkit.find_toolkit() or "")' "$here")
 if [[ -n $toolkit ]]; then
-    export CUDA_HOME="$toolkit"
-    PATH="$toolkit/bin:$PATH"
+    export CUDA_HOME="$toolkit" CUDACXX="$toolkit/bin/nvcc"
+    # Where it is a system's folder, such as /usr, its cmake would come before the environment's.
+    [[ -e $toolkit/bin/cmake || -e $toolkit/bin/python ]] || PATH="$toolkit/bin:$PATH"
 fi
 
 # Horovod's CMake project cannot do with a space in a path, so it sees this folder through a link.

@@ -87,7 +87,7 @@ def _bars(axes: Any, rows: Sequence[Row], x: Callable[[Row], float], what: str) 
     """Where there is nothing to draw a line against."""
     found: dict[str, float] = {}
     for row in rows:
-        found.setdefault(row["method"], x(row))
+        found[row["method"]] = x(row)
     for number, (method, value) in enumerate(found.items()):
         axes.text(value, number, f" {value:.3g}", va="center", fontsize="small")
         axes.barh(number, value, label=method, color=f"C{number % 10}")

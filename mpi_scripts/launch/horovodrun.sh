@@ -19,6 +19,6 @@ ranks=$(echo "$named" | tr , '\n' | awk -F : '{ ranks += $2 } END { print ranks 
 if [ "${STACK:=mpi}" = mpi ] && [ -n "${OPAL_PREFIX:-}" ]; then set -- --mpi-args="--prefix $OPAL_PREFIX" "$@"; fi
 
 # horovodrun tells the network to MPI, Horovod's Gloo and NCCL. It hands on what is exported; torch's Gloo reads this.
-export GLOO_SOCKET_IFNAME="${INTERFACE:-eth0}"
+export GLOO_SOCKET_IFNAME="${INTERFACE:-${GLOO_SOCKET_IFNAME:-eth0}}"
 
 exec horovodrun --"$STACK" -np "$ranks" -H "$named" --network-interfaces "${INTERFACE:-eth0}" "$@"

@@ -106,9 +106,9 @@ class Pilot:
             try:
                 next(self._course, None)
             except BaseException:  # Ctrl-C too: ranks may be in different messages
-                if self.mode is not before:  # in the middle of a change
-                    self.mode.close()
-                self.mode, before.exchange.damage.astray = before, True
+                made, self.mode, before.exchange.damage.astray = self.mode, before, True
+                if made is not before:  # in the middle of a change
+                    made.close()
                 raise
         return self.mode
 

@@ -107,8 +107,10 @@ class _Steps:
         wrapped, plain, inside = Times(), Times(), Times()
         for _ in range(repetitions):
             samples = [self._both() for _ in range(steps)]
-            for times, each in zip((wrapped, plain, inside), zip(*samples, strict=True), strict=True):
-                times.samples.append(_mean(each))
+            ours, alone, seconds = zip(*samples, strict=True)
+            wrapped.samples.append(_mean(ours))
+            plain.samples.append(_mean(alone))
+            inside.samples.append(Sample(sum(seconds) / steps, wrapped.samples[-1].waited))
         self._wrapped.close()
         return {
             "step_overhead_ms": (wrapped.seconds - plain.seconds - inside.seconds) * 1e3,
@@ -119,13 +121,13 @@ class _Steps:
             "steps_of": repetitions,
         }
 
-    def _both(self) -> tuple[Sample, Sample, Sample]:
-        """A step of each, and what of the first was spent inside the communicator."""
+    def _both(self) -> tuple[Sample, Sample, float]:
+        """A step of each, and the seconds of the first inside the communicator."""
         self._draw()
         self._comm.seconds = 0.0
         wrapped, _ = self._clock.time(self._step)
         plain, _ = self._clock.time(self._plain.step)
-        return wrapped, plain, Sample(self._comm.seconds, wrapped.waited)
+        return wrapped, plain, self._comm.seconds
 
     def _draw(self) -> None:
         for param in self._params:

@@ -2,15 +2,17 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import ringprune as rp
 from ringprune.advise.known import MODELS, workload
 from ringprune.bench import machine, table
 from ringprune.bench.local_step import OPTIMIZERS, step_costs
+from ringprune.comm.communicator import Communicator
 from ringprune.errors import ConfigurationError, RingPruneError
 from ringprune.policies import Policy
 from ringprune.readers import at_least, target
@@ -95,6 +97,8 @@ def _rows(options: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
     device = torch.device(options.device)
     shapes = [shape for layer in workload(options.model).layers for shape in layer.shapes]
     chosen = [(optimizer, method, _policy(method)) for optimizer in options.optimizer for method in options.methods]
+    for optimizer, _, policy in chosen:  # before anything is timed
+        rp.simulate(1, _can_wrap(OPTIMIZERS[optimizer], policy))
     torch.set_num_threads(options.threads or machine.cores())
     if options.json != "-":
         print(machine.describe(device), end="\n\n", flush=True)
@@ -120,6 +124,19 @@ def _policy(method: str) -> Callable[[torch.optim.Optimizer], Policy]:
         return rp.recommended
     policy = parse(method).policy()
     return lambda inner: policy
+
+
+def _can_wrap(
+    optimizer: Callable[[Sequence[Tensor]], torch.optim.Optimizer],
+    policy: Callable[[torch.optim.Optimizer], Policy],
+) -> Callable[[Communicator], None]:
+    """What fails on a rank where the two do not go together."""
+
+    def rank(comm: Communicator) -> None:
+        inner = optimizer([torch.nn.Parameter(torch.zeros(2, 2))])
+        rp.DistributedOptimizer(inner, policy=policy(inner), comm=comm).close()
+
+    return rank
 
 
 def _row(

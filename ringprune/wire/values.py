@@ -116,7 +116,7 @@ class ValueCode:
             to_bfloat16(values, codes.view(np.uint16), rest)
         elif self.coding == "fp16":
             inverse = scales.view(np.float32)[0]
-            to_float16(values, 1 / inverse, inverse, codes.view(np.uint16), rest)
+            to_float16(values, np.float32(1) / inverse, inverse, codes.view(np.uint16), rest)
         elif self.coding in _BOOKS:
             books.encode_books(values, scales.view(np.uint16).reshape(-1, _BOOKS[self.coding]), codes, rest)
         else:
