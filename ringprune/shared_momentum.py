@@ -88,7 +88,7 @@ class SharedMomentum:
                 time = elapsed.add_(float(interval))
                 time.masked_fill_(torch.ones_like(time, dtype=torch.bool) if whole[i] else average != 0, 0.0)
                 continue
-            share = fused if self._fits(param, groups[id(param)], average, float(interval)) else others
+            share = fused if self._fits(held, param, groups[id(param)], average, float(interval)) else others
             share.add(average, elapsed, held, float(interval), whole=whole[i])
             if not isinstance(self._inner, SGD):
                 self._add_adams(share.adams, param, groups[id(param)], self._shared[i])
@@ -121,10 +121,8 @@ class SharedMomentum:
         square: Tensor = self._inner.state[param]["max_exp_avg_sq" if group["amsgrad"] else "exp_avg_sq"]
         return square
 
-    def _fits(self, param: Tensor, group: Mapping[str, Any], average: Tensor, interval: float) -> bool:
+    def _fits(self, held: Tensor, param: Tensor, group: Mapping[str, Any], average: Tensor, interval: float) -> bool:
         """Whether the op takes it. A refusal would come on this rank alone, and in the middle of an exchange."""
-        held = self._held(param)
-        assert held is not None
         moments = [held] if isinstance(self._inner, SGD) else [held, self._square(param, group)]
         lies = all(moment.dtype in FLOATS and moment.is_contiguous() for moment in moments)
         return lies and average.dtype == torch.float32 and abs(interval) <= FLOAT32_MAX  # nor is it NaN
