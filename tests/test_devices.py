@@ -1,5 +1,7 @@
 """Questions to a device: the answers are those that torch gives one by one."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given
@@ -22,3 +24,27 @@ def test_pairs_that_differ_are_found(place: str, kinds: list[str]) -> None:
     }
     given = [tuple(tensor.to(place) for tensor in pairs[kind]) for kind in kinds]
     assert differing(given) == [i for i, (left, right) in enumerate(given) if not torch.equal(left, right)]
+
+
+@given(st.data())
+def test_one_entry_that_differs_is_found_wherever_it_is(data: st.DataObject) -> None:
+    shapes = data.draw(st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=5))
+    dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
+    lefts = [torch.ones(shape, dtype=data.draw(dtypes)) for shape in shapes]
+    rights = [data.draw(st.sampled_from([torch.clone, across]))(left) for left in lefts]
+    changed = [i for i, right in enumerate(rights) if right.numel() and data.draw(st.booleans())]
+    for i in changed:
+        rights[i][tuple(data.draw(st.integers(0, size - 1)) for size in rights[i].shape)] = 2
+    block, threads = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 4))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with mock.patch("ringprune.devices.BLOCK", block), mock.patch("ringprune.threads.FEWEST", 1):
+            assert differing(zip(lefts, rights, strict=True)) == changed
+    finally:
+        torch.set_num_threads(before)
+
+
+def across(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with its axes in another order in memory, as channels_last has them."""
+    return tensor.mT.clone(memory_format=torch.contiguous_format).mT if tensor.dim() > 1 else tensor.clone()
