@@ -119,6 +119,12 @@ def one_step(device: str, sizes: list[int], density: float, steps: int, *, tied:
             sent, values = None, ops.take(residual, velocity, mine, offsets)
             ops.give_back(residual, mine, rest)
             kept.append(values)
+        for levels in (4, 16):
+            body = torch.empty(ops.book_body_bytes(read.numel(), levels), dtype=torch.uint8, device=device)
+            dropped, sums = torch.empty_like(read), read.clone()
+            ops.encode_books(read, dropped, body, levels=levels)
+            ops.decode_books(body, sums, levels=levels, add=True)
+            kept += [body, dropped, sums]
         outputs = [shifted(torch.empty_like(weight), i % 4) for i, weight in enumerate(weights)]
         ops.put(outputs, mine, read)
         kept += [found, nonfinite, scores, again, read, ops.square_sum(grads), ops.count_nonfinite(grads), *outputs]

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "../arithmetic.h"
+#include "../books.h"
 
 namespace ringprune {
 
@@ -90,6 +91,22 @@ struct Loops {
   double (*square_sum)(const float* from, int64_t count);
   void (*share_momentum)(const Shared&);
   void (*share_adams_momentum)(const Shared&);
+  // The largest magnitude's bits.
+  uint32_t (*largest_magnitude)(const float* from, int64_t count);
+  // The bin of each value of a block (books.h).
+  void (*sort_into_bins)(const float* from, int64_t count, int32_t base, int32_t* bins);
+  // What is known of each bin, from two histograms.
+  void (*resolve_bins)(const int64_t* held, const int64_t* held_besides, int32_t base, books::Bins& bins);
+  // Of each value, by its bin, the code and the rest that its level leaves, which may overwrite the value. An entry
+  // of the table is a level, whose lower half is the code.
+  void (*round_to_levels)(const float* from, const int32_t* bins, const uint32_t* table, int64_t count, int32_t* codes,
+                          float* rest);
+  // Joins codes of 2 or of 4 bits, the first in the lowest bits of a byte.
+  void (*join_two_bits)(const int32_t* codes, int64_t count, uint8_t* to);
+  void (*join_four_bits)(const int32_t* codes, int64_t count, uint8_t* to);
+  // Writes or adds the level of each such code.
+  void (*decode_two_bits[2])(const uint8_t* codes, const float* levels, int64_t count, float* values);
+  void (*decode_four_bits[2])(const uint8_t* codes, const float* levels, int64_t count, float* values);
   // Copies past the caches, which saves reading what is overwritten; fence() makes it visible to other threads.
   void (*stream)(const float* from, int64_t count, float* to);
   void (*fence)();

@@ -77,6 +77,16 @@ void compress(const uint32_t* keys, const int32_t* positions, uint32_t least, in
   }
 }
 
+void look_up(const uint32_t* table, const int32_t* at, int64_t count, int32_t* to) {
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) {
+    const __m256i places = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + i));
+    const __m256i found = _mm256_i32gather_epi32(reinterpret_cast<const int32_t*>(table), places, 4);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to + i), found);
+  }
+  for (; i < count; ++i) to[i] = static_cast<int32_t>(table[at[i]]);
+}
+
 void stream(const float* from, int64_t count, float* to) {
   const auto offset = static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) / sizeof(float) % kWidth);
   int64_t i = std::min(count, (kWidth - offset) % kWidth);

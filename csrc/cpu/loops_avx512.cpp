@@ -14,6 +14,7 @@
 #include <immintrin.h>
 
 #include <algorithm>
+#include <array>
 
 // Only what follows is compiled for AVX-512: inline functions of the headers above may be shared with other files.
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,f16c,bmi,bmi2,lzcnt,popcnt")
@@ -49,6 +50,14 @@ void compress(const uint32_t* keys, const int32_t* positions, uint32_t least, in
   for (; to < end; ++keys, ++positions) {
     if (*keys >= least) *to++ = *positions;
   }
+}
+
+void look_up(const uint32_t* table, const int32_t* at, int64_t count, int32_t* to) {
+  int64_t i = 0;
+  for (; i + kWidth <= count; i += kWidth) {
+    _mm512_storeu_si512(to + i, _mm512_i32gather_epi32(_mm512_loadu_si512(at + i), table, 4));
+  }
+  for (; i < count; ++i) to[i] = static_cast<int32_t>(table[at[i]]);
 }
 
 void stream(const float* from, int64_t count, float* to) {

@@ -1,6 +1,6 @@
 // The loops, included once per instruction set by loops_<set>.cpp, which define before:
 //   RINGPRUNE_SET       namespace and name of the set
-//   at_least, compress, stream, fence  in that namespace, written for the set
+//   at_least, compress, look_up, stream, fence  in that namespace, written for the set
 //
 // Everything else is plain C++ that the compiler turns into vectors of the set's width.
 
@@ -228,6 +228,108 @@ void share_momentum(const Shared& given) {
   }
 }
 
+uint32_t largest_magnitude(const float* from, int64_t count) {
+  uint32_t largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (int64_t i = 0; i < count; ++i) largest = std::max(largest, books::bits_of(from[i]) & books::kMagnitudeBits);
+  return largest;
+}
+
+void sort_into_bins(const float* from, int64_t count, int32_t base, int32_t* bins) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) bins[i] = books::bin_of(books::bits_of(from[i]), base);
+}
+
+void resolve_bins(const int64_t* held, const int64_t* held_besides, int32_t base, books::Bins& bins) {
+  static constexpr auto kCounts = books::roots_of_counts();
+  static constexpr auto kWidths = books::roots_of_widths();
+  std::array<int64_t, books::kBookBins> sums;
+#pragma omp simd
+  for (int b = 0; b < books::kBookBins; ++b) {
+    const int64_t both = held[b] + held_besides[b], sum = books::sum_of(b, both, base);
+    const auto count = static_cast<int32_t>(both >> 32);
+    sums[b] = sum;
+    bins.count[b] = count;
+    bins.mean[b] = books::mean_of(sum, count);
+  }
+  int32_t counted = 0;
+  int64_t summed = 0, reached = 0;
+  for (int b = 0; b < books::kBookBins; ++b) {
+    bins.counted[b] = counted;
+    bins.summed[b] = summed;
+    counted += bins.count[b];
+    summed += sums[b];
+    bins.reached[b] = reached += int64_t{kCounts[bins.count[b]]} * kWidths[b];
+  }
+  bins.counted[books::kBookBins] = counted;
+  bins.summed[books::kBookBins] = summed;
+}
+
+void round_to_levels(const float* from, const int32_t* bins, const uint32_t* table, int64_t count, int32_t* codes,
+                     float* rest) {
+  look_up(table, bins, count, codes);
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    const auto entry = static_cast<uint32_t>(codes[i]);
+    rest[i] = from[i] - books::float_of(entry & 0xffff0000u);
+    codes[i] = static_cast<int32_t>(entry & 0xffffu);
+  }
+}
+
+// Calls whole(i) for every kAtOnce numbers from the i-th on, and part(i, number) for what is left.
+template <int kAtOnce, class Whole, class Part>
+inline void in_words(int64_t count, const Whole& whole, const Part& part) {
+  int64_t i = 0;
+  for (; i + kAtOnce <= count; i += kAtOnce) whole(i);
+  if (i < count) part(i, count - i);
+}
+
+template <int kBits>
+void join(const int32_t* codes, int64_t count, uint8_t* to) {
+  constexpr int kAtOnce = 32 / kBits;
+  const auto whole = [&](int64_t i) {
+    uint32_t word = 0;
+#pragma omp simd reduction(| : word)
+    for (int e = 0; e < kAtOnce; ++e) word |= static_cast<uint32_t>(codes[i + e]) << (e * kBits);
+    std::memcpy(to + i * kBits / 8, &word, sizeof(word));
+  };
+  in_words<kAtOnce>(count, whole, [&](int64_t i, int64_t number) {
+    uint32_t word = 0;
+    for (int64_t e = 0; e < number; ++e) word |= static_cast<uint32_t>(codes[i + e]) << (e * kBits);
+    std::memcpy(to + i * kBits / 8, &word, (number * kBits + 7) / 8);
+  });
+}
+
+template <int kBits>
+inline void split(const uint8_t* joined, int64_t count, int32_t* codes) {
+  constexpr int kAtOnce = 32 / kBits;
+  constexpr uint32_t kCode = (1u << kBits) - 1;
+  const auto whole = [&](int64_t i) {
+    uint32_t word;
+    std::memcpy(&word, joined + i * kBits / 8, sizeof(word));
+#pragma omp simd
+    for (int e = 0; e < kAtOnce; ++e) codes[i + e] = static_cast<int32_t>(word >> (e * kBits) & kCode);
+  };
+  in_words<kAtOnce>(count, whole, [&](int64_t i, int64_t number) {
+    for (int64_t e = i; e < i + number; ++e) codes[e] = joined[e * kBits / 8] >> (e * kBits % 8) & kCode;
+  });
+}
+
+template <int kBits, bool kAdd>
+void decode(const uint8_t* joined, const float* levels, int64_t count, float* values) {
+  alignas(64) std::array<int32_t, kBlock> codes;
+  alignas(64) std::array<int32_t, kBlock> found;
+  for_each_block(0, count, [&](int64_t start, int64_t number) {
+    split<kBits>(joined + start * kBits / 8, number, codes.data());
+    look_up(reinterpret_cast<const uint32_t*>(levels), codes.data(), number, found.data());
+#pragma omp simd
+    for (int64_t i = 0; i < number; ++i) {
+      const float level = books::float_of(static_cast<uint32_t>(found[i]));
+      values[start + i] = kAdd ? values[start + i] + level : level;
+    }
+  });
+}
+
 #define RINGPRUNE_FOR_SCORES(what) {what(Ratio), what(Magnitude), what(Sum), what(Product)}
 #define RINGPRUNE_PLAIN(Score) accumulate_keys<kNoMomentum, Score>
 #define RINGPRUNE_MOMENTUM(Score) accumulate_keys<kMomentum, Score>
@@ -253,6 +355,14 @@ constexpr Loops table(const char* name) {
       square_sum,
       share_momentum<false>,
       share_momentum<true>,
+      largest_magnitude,
+      sort_into_bins,
+      resolve_bins,
+      round_to_levels,
+      join<2>,
+      join<4>,
+      {decode<2, false>, decode<2, true>},
+      {decode<4, false>, decode<4, true>},
       stream,
       fence,
   };

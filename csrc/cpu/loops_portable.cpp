@@ -3,6 +3,8 @@
 #include <c10/util/BFloat16.h>
 #include <c10/util/Half.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 
@@ -26,6 +28,10 @@ void compress(const uint32_t* keys, const int32_t* positions, uint32_t least, in
     *to = *positions;  // always, and kept where it counts: no branch to predict
     to += *keys >= least;
   }
+}
+
+void look_up(const uint32_t* table, const int32_t* at, int64_t count, int32_t* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = static_cast<int32_t>(table[at[i]]);
 }
 
 void stream(const float* from, int64_t count, float* to) { std::memcpy(to, from, sizeof(float) * count); }

@@ -44,6 +44,12 @@ void launch_accumulate_select(cudaStream_t stream, const Bucket& bucket, const S
 // `counts` are zero before.
 void launch_count_nonfinite(cudaStream_t stream, const Parts& parts, int64_t* counts);
 
+// The body of a message of that many values (books.h) begins on a word; the rest may be the values.
+void launch_decode_books(cudaStream_t stream, const uint8_t* body, int64_t numel, int64_t levels, bool add,
+                         float* values);
+void launch_encode_books(cudaStream_t stream, const float* values, int64_t numel, int64_t levels, float* rest,
+                         uint8_t* body);
+
 void launch_gather(cudaStream_t stream, const Indices& indices, const float* residual, float* values);
 
 void launch_give_back(cudaStream_t stream, const Indices& indices, const float* values, float* residual);

@@ -18,6 +18,7 @@ NVCC = ["-O3", "-std=c++20", "-fmad=false", "-Werror", "all-warnings", "-Xcompil
 FLOATS, HALVES = re.compile(r"\bst\.global[.\w]*\.v4\."), re.compile(r"\bst\.global[.\w]*\.v2\.[bu]32")
 WIDE = {  # stores of four entries at once, in PTX
     "accumulate.cu": [FLOATS],
+    "books.cu": [FLOATS],
     "put.cu": [FLOATS, HALVES],
     "share_momentum.cu": [FLOATS, HALVES],
 }

@@ -10,6 +10,9 @@ from ringprune.ops.accumulate import accumulate
 from ringprune.ops.accumulate_select import TALLY, Hints, accumulate_select
 from ringprune.ops.checks import MAX_POSITIONS
 from ringprune.ops.count_nonfinite import count_nonfinite
+from ringprune.ops.decode_books import decode_books
+from ringprune.ops.encode_books import BLOCK as BOOK_BLOCK
+from ringprune.ops.encode_books import book_body_bytes, book_bytes, encode_books
 from ringprune.ops.gather import gather
 from ringprune.ops.give_back import give_back
 from ringprune.ops.importance import importance
@@ -22,6 +25,7 @@ from ringprune.ops.square_sum import square_sum
 from ringprune.ops.take import take
 
 __all__ = [
+    "BOOK_BLOCK",
     "MAX_POSITIONS",
     "PAD",
     "TALLY",
@@ -31,7 +35,11 @@ __all__ = [
     "accumulate",
     "accumulate_select",
     "backend",
+    "book_body_bytes",
+    "book_bytes",
     "count_nonfinite",
+    "decode_books",
+    "encode_books",
     "gather",
     "give_back",
     "importance",

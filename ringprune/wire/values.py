@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ringprune import ops
 from ringprune.devices import to_device
 from ringprune.threads import in_parts
 from ringprune.validation import one_of
-from ringprune.wire import books
 from ringprune.wire.message import FRAME_BYTES, new_message, open_message, seal, whole_words
 from ringprune.wire.quantise import BLOCK, dequantise, quantise
 from ringprune.wire.sixteen import from_bfloat16, from_float16, largest_magnitude, to_bfloat16, to_float16
@@ -62,10 +62,24 @@ class ValueCode:
         Returns:
             The message, in CPU memory.
         """
+        if message is None:
+            message = new_message(self.size(values.numel()) - FRAME_BYTES)
+        if self.coding in _BOOKS:
+            self._encode_books(values.detach(), rest, message[FRAME_BYTES:])
+        else:
+            self._encode_on_host(values, rest, message)
+        return seal(message, _CODES[self.coding])
+
+    def _encode_books(self, values: Tensor, rest: Tensor, body: Tensor) -> None:
+        """Where the values are: of those on a device only what is sent comes to the host."""
+        made = body if values.device.type == "cpu" else torch.empty_like(body, device=values.device)
+        ops.encode_books(values, rest, made, levels=_BOOKS[self.coding])
+        if made is not body:
+            body.copy_(made)
+
+    def _encode_on_host(self, values: Tensor, rest: Tensor, message: Tensor) -> None:
         host = values.detach().cpu().numpy()
         dropped = rest.numpy() if rest.device.type == "cpu" else np.empty_like(host)
-        if message is None:
-            message = new_message(self.size(host.size) - FRAME_BYTES)
         scales, codes = self._parts(message, host.size)
         if self.coding == "fp16":
             scales.view(np.float32)[0] = 1 / _power_below(host)
@@ -73,10 +87,9 @@ class ValueCode:
         def work(begin: int, end: int) -> None:
             self._encode(host[begin:end], *self._share(scales, codes, begin, end), dropped[begin:end])
 
-        in_parts(host.size, books.BLOCK, work)
+        in_parts(host.size, BLOCK, work)
         if rest.device.type != "cpu":
             rest.copy_(torch.from_numpy(dropped))
-        return seal(message, _CODES[self.coding])
 
     def decode(self, message: Tensor, into: Tensor, *, add: bool = False, name: str) -> Tensor:
         """The values of a message that came from another rank.
@@ -96,7 +109,10 @@ class ValueCode:
         """
         count = into.numel()
         held = message.cpu()
-        open_message(held, _CODES[self.coding], self.size(count) - FRAME_BYTES, name=name)
+        body = open_message(held, _CODES[self.coding], self.size(count) - FRAME_BYTES, name=name)
+        if self.coding in _BOOKS:
+            ops.decode_books(to_device(body, into.device), into, levels=_BOOKS[self.coding], add=add)
+            return into
         on_host = into.device.type == "cpu"
         values = into.numpy() if on_host else np.empty(count, np.float32)
         scales, codes = self._parts(held, count)
@@ -104,7 +120,7 @@ class ValueCode:
         def work(begin: int, end: int) -> None:
             self._decode(*self._share(scales, codes, begin, end), values[begin:end], adds=add and on_host)
 
-        in_parts(count, books.BLOCK, work)
+        in_parts(count, BLOCK, work)
         if not on_host:
             on_device = to_device(torch.from_numpy(values), into.device)
             (into.add_ if add else into.copy_)(on_device)
@@ -117,8 +133,6 @@ class ValueCode:
         elif self.coding == "fp16":
             inverse = scales.view(np.float32)[0]
             to_float16(values, np.float32(1) / inverse, inverse, codes.view(np.uint16), rest)
-        elif self.coding in _BOOKS:
-            books.encode_books(values, scales.view(np.uint16).reshape(-1, _BOOKS[self.coding]), codes, rest)
         else:
             whole = codes.view(np.int8) if self.coding == "int8" else np.zeros(2 * codes.size, np.int8)
             quantise(values, _LEVELS[self.coding], scales.view(np.uint16), whole[: values.size], rest)
@@ -131,27 +145,19 @@ class ValueCode:
             from_bfloat16(codes.view(np.uint16), values, adds)
         elif self.coding == "fp16":
             from_float16(codes.view(np.uint16), scales.view(np.float32)[0], values, adds)
-        elif self.coding in _BOOKS:
-            books.decode_books(scales.view(np.uint16).reshape(-1, _BOOKS[self.coding]), codes, values, adds)
         else:
             signed = codes.view(np.int8)
             whole = signed if self.coding == "int8" else np.stack([(signed << 4) >> 4, signed >> 4], axis=1).reshape(-1)
             dequantise(scales.view(np.uint16), whole[: values.size], values, adds)
 
     def _share(self, scales: Array, codes: Array, begin: int, end: int) -> tuple[Array, Array]:
-        """Scales and codes of values ``[begin, end)``, which begin where a book does."""
+        """Scales and codes of values ``[begin, end)``, which begin where a scale does."""
         bits = _BITS[self.coding]
         part = codes[begin * bits // 8 : -(-end * bits // 8)]
-        if self.coding in _BOOKS:
-            each, block = 2 * _BOOKS[self.coding], books.BLOCK
-        elif self.coding in _LEVELS:
-            each, block = 2, BLOCK
-        else:
-            return scales, part
-        return scales[each * (begin // block) : each * -(-end // block)], part
+        return (scales[2 * (begin // BLOCK) : 2 * -(-end // BLOCK)] if self.coding in _LEVELS else scales), part
 
     def _parts(self, message: Tensor, count: int) -> tuple[Array, Array]:
-        """Scales, or books, and codes of a message, each beginning on a word."""
+        """Scales and codes of a message, each beginning on a word."""
         body = message.numpy()[FRAME_BYTES:]
         scale_bytes = self._scale_bytes(count)
         return body[:scale_bytes], body[scale_bytes:]
@@ -160,7 +166,7 @@ class ValueCode:
         if self.coding in _LEVELS:
             return whole_words(2 * -(-count // BLOCK))
         if self.coding in _BOOKS:
-            return 2 * _BOOKS[self.coding] * -(-count // books.BLOCK)
+            return ops.book_bytes(count, _BOOKS[self.coding])
         return whole_words(4) if self.coding == "fp16" else 0
 
     def _code_bytes(self, count: int) -> int:

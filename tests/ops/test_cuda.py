@@ -243,6 +243,8 @@ def calls(device: str) -> dict[str, Callable[[], object]]:
         ),
         "give_back": lambda: ops.give_back(flat, indices, torch.ones(2)),
         "put": lambda: ops.put([flat], indices, torch.ones(2)),
+        "encode_books": lambda: ops.encode_books(flat, elsewhere, torch.zeros(16).byte().to(device), levels=4),
+        "decode_books": lambda: ops.decode_books(torch.zeros(16).byte(), flat, levels=4, add=False),
         "square_sum": lambda: ops.square_sum([flat, elsewhere]),
         "count_nonfinite": lambda: ops.count_nonfinite([flat, elsewhere]),
     }
@@ -278,6 +280,10 @@ def test_captured_into_a_graph_and_replayed(cuda: str) -> None:
         found = run(arguments, hints)
         read = ops.gather(arguments["residual"], found)
         values = ops.take(arguments["residual"], arguments["velocity"], found, offsets)
+        body = torch.empty(ops.book_body_bytes(values.numel(), 4), dtype=torch.uint8, device=cuda)
+        coded = torch.empty_like(values)
+        ops.encode_books(values, torch.empty_like(values), body, levels=4)
+        ops.decode_books(body, coded, levels=4, add=False)
         ops.give_back(arguments["residual"], found, torch.zeros_like(values))
         ops.put(outputs, found, values)
         sums = ops.square_sum(outputs)
@@ -291,6 +297,7 @@ def test_captured_into_a_graph_and_replayed(cuda: str) -> None:
         residual[wanted[wanted >= 0]] = 0.0
         assert_same_bits(arguments["residual"].cpu(), residual)
         assert_same_bits(read.cpu(), values.cpu())
+        assert bool(coded.any()) and bool((coded.abs() <= 2 * values.abs()).all())
         assert bool((sums > 0).any())
 
 

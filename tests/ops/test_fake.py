@@ -26,6 +26,9 @@ def test_a_bucket_goes_through_all_ops() -> None:
         read = ops.gather(residual, indices)
         ops.give_back(residual, indices, values)
         ops.put(weights, indices, values)
+        body = torch.zeros(ops.book_body_bytes(7, levels=4), dtype=torch.uint8)
+        ops.encode_books(values, values, body, levels=4)
+        ops.decode_books(body, values, levels=4, add=True)
         averages, elapsed = [torch.ones(5)], [torch.ones(5)]
         ops.share_momentum(averages, elapsed, weights[2:], intervals=[0.1], whole=[True], adams=ops.Adams())
         shapes = [tuple(tensor.shape) for tensor in (scores, indices, values, read, ops.square_sum(weights))]

@@ -62,6 +62,9 @@ CALLS: dict[str, Callable[[Tensor], object]] = {
     "share_momentum elapsed": lambda x: share_momentum(torch.ones(5), x, torch.ones(5)),
     "share_momentum momenta": lambda x: share_momentum(torch.ones(5), torch.ones(5), x),
     "share_momentum squares": lambda x: share_momentum(torch.ones(5), torch.ones(5), torch.ones(5), x),
+    "encode_books values": lambda x: ops.encode_books(x, torch.ones(5), torch.zeros(16).byte(), levels=4),
+    "encode_books rest": lambda x: ops.encode_books(torch.ones(5), x, torch.zeros(16).byte(), levels=4),
+    "decode_books values": lambda x: ops.decode_books(torch.zeros(16).byte(), x, levels=4, add=False),
     "square_sum": lambda x: ops.square_sum([x]),
     "count_nonfinite": lambda x: ops.count_nonfinite([x]),
 }

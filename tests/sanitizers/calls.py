@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ringprune.ops import book_body_bytes
 from tests.ops.cases import assert_same_bits, bits
 from tests.sanitizers.values import FLOATS, STREAMED, Values
 
@@ -162,6 +163,27 @@ def _floats(values: Values, large: float) -> list[Tensor]:
     return [tensor.reshape(-1) for tensor in _tensors(values, large, (torch.float32,))]
 
 
+def encode_books(values: Values, large: float) -> Iterator[Arguments]:
+    """Values of any size, whose rest may overwrite them."""
+    numbers, levels = values.tensor(values.numel(large)), values.choice.choice((4, 16))
+    rest = numbers if values.choice.random() < 0.3 else values.tensor(numbers.numel())
+    yield {"values": numbers, "rest": rest, "body": _body(values, numbers.numel(), levels), "levels": levels}
+
+
+def decode_books(values: Values, large: float) -> Iterator[Arguments]:
+    """Any bytes."""
+    numbers, levels = values.tensor(values.numel(large)), values.choice.choice((4, 16))
+    body = _body(values, numbers.numel(), levels)
+    yield {"body": body, "values": numbers, "levels": levels, "add": values.choice.random() < 0.5}
+
+
+def _body(values: Values, count: int, levels: int) -> Tensor:
+    words = values.place(
+        torch.randint(-(2**62), 2**62, (book_body_bytes(count, levels) // 8,), generator=values.generator)
+    )
+    return words.view(torch.uint8)
+
+
 def tensors_alone(values: Values, large: float) -> Iterator[Arguments]:
     """What square_sum and count_nonfinite take."""
     yield {"tensors": _tensors(values, large, (*FLOATS, torch.float64))}
@@ -177,6 +199,8 @@ GENERATORS: dict[str, Callable[[Values, float], Iterator[Arguments]]] = {
     "give_back": give_back,
     "put": put,
     "share_momentum": share_momentum,
+    "encode_books": encode_books,
+    "decode_books": decode_books,
     "square_sum": tensors_alone,
     "count_nonfinite": tensors_alone,
 }

@@ -40,6 +40,8 @@ APART = {
     "take": ("residual velocity", "residual indices", "velocity indices"),
     "give_back": ("residual indices", "residual values"),
     "put": ("outputs indices", "outputs values", "outputs outputs"),
+    "encode_books": ("rest values", "body values", "body rest"),
+    "decode_books": ("values body",),
     "share_momentum": (
         "elapsed averages",
         "momenta averages",
@@ -166,7 +168,7 @@ def _shared(values: Values, pair: list[str], arguments: Arguments) -> Arguments 
     sizes = [tensor.numel() * tensor.element_size() for _, tensor in chosen]
     room = torch.zeros(sum(sizes), dtype=torch.uint8)
     starts = [0, values.choice.randrange(0, sizes[0], 8)]
-    if pair == ["residual_out", "residual"] and starts[1] == 0:
+    if pair in (["residual_out", "residual"], ["rest", "values"]) and starts[1] == 0:
         return None  # in place
     views = {}
     for (_, tensor), size, start in zip(chosen, sizes, starts, strict=True):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
 
+from ringprune.ops import BOOK_BLOCK as BLOCK
 from ringprune.wire import ValueCode
-from ringprune.wire.books import BLOCK, decode_books, encode_books
 from tests.documents import ROOT
 from tests.wire.test_values import code_named, round_trip
 
@@ -156,20 +156,3 @@ def test_values_too_small_to_divide_wait(coding: str) -> None:
     values = torch.tensor([2.0**-103.5, -(2.0**-140), 0.0])
     decoded, rest = round_trip(code_named(coding), values)
     assert not decoded.any() and torch.equal(rest, values)
-
-
-@pytest.mark.parametrize("levels", BOOKS.values())
-@given(values=any_values, seed=st.integers(0, 2**32 - 1), add=st.booleans())
-def test_fuzz_loops_write_only_where_they_may(levels: int, values: np.ndarray, seed: int, add: bool) -> None:
-    """Arrays lie between guards; the loops are compiled without checks of bounds."""
-    generator, count = np.random.default_rng(seed), values.size
-    blocks, code_bytes = -(-count // BLOCK), -(-count * {16: 4, 4: 2}[levels] // 8)
-    books = generator.integers(0, 2**16, (blocks + 2, levels)).astype(np.uint16)
-    codes = generator.integers(0, 256, code_bytes + 2).astype(np.uint8)
-    guarded = np.full(count + 2, np.float32(77))
-    decode_books(books[1:-1], codes[1:-1], guarded[1:-1], add)
-    assert guarded[0] == guarded[-1] == 77
-    before = codes[[0, -1]].copy(), books[[0, -1]].copy()
-    encode_books(values, books[1:-1], codes[1:-1], guarded[1:-1])
-    assert guarded[0] == guarded[-1] == 77
-    assert np.array_equal(codes[[0, -1]], before[0]) and np.array_equal(books[[0, -1]], before[1])

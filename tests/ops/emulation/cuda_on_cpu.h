@@ -105,6 +105,10 @@ T atomicOr(T* to, T value) {
   return std::exchange(*to, *to | value);
 }
 template <class T>
+T atomicMax(T* to, T value) {
+  return std::exchange(*to, std::max(*to, value));
+}
+template <class T>
 T atomicExch(T* to, T value) {
   return std::exchange(*to, value);
 }
