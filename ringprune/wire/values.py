@@ -16,6 +16,7 @@ from ringprune import ops
 from ringprune.devices import to_device
 from ringprune.threads import in_parts
 from ringprune.validation import one_of
+from ringprune.wire import on_device
 from ringprune.wire.message import FRAME_BYTES, new_message, open_message, seal, whole_words
 from ringprune.wire.quantise import BLOCK, dequantise, quantise
 from ringprune.wire.sixteen import from_bfloat16, from_float16, largest_magnitude, to_bfloat16, to_float16
@@ -28,7 +29,7 @@ Array: TypeAlias = Any  # of numpy
 Coding = Literal["bf16", "fp16", "int8", "int4", "book4", "book2"]
 _CODES = {"bf16": 16, "fp16": 17, "int8": 18, "int4": 19, "book4": 20, "book2": 21}
 _BITS = {"bf16": 16, "fp16": 16, "int8": 8, "int4": 4, "book4": 4, "book2": 2}
-_LEVELS = {"int8": 127, "int4": 7}
+_LEVELS = on_device.LEVELS
 _BOOKS = {"book4": 16, "book2": 4}
 _FP16_TOP = 15  # values are scaled so that the largest lies in [2^14, 2^15]: far from overflow, far from denormals
 
@@ -64,23 +65,26 @@ class ValueCode:
         """
         if message is None:
             message = new_message(self.size(values.numel()) - FRAME_BYTES)
-        if self.coding in _BOOKS:
-            self._encode_books(values.detach(), rest, message[FRAME_BYTES:])
-        else:
-            self._encode_on_host(values, rest, message)
-        return seal(message, _CODES[self.coding])
-
-    def _encode_books(self, values: Tensor, rest: Tensor, body: Tensor) -> None:
-        """Where the values are: of those on a device only what is sent comes to the host."""
-        made = body if values.device.type == "cpu" else torch.empty_like(body, device=values.device)
-        ops.encode_books(values, rest, made, levels=_BOOKS[self.coding])
+        body = message[FRAME_BYTES:]
+        # Coded where the values are: from a device only what is sent comes to the host.
+        made = body if values.device.type == "cpu" else torch.zeros_like(body, device=values.device)
+        self._write(values.detach(), rest, made)
         if made is not body:
             body.copy_(made)
+        return seal(message, _CODES[self.coding])
 
-    def _encode_on_host(self, values: Tensor, rest: Tensor, message: Tensor) -> None:
-        host = values.detach().cpu().numpy()
-        dropped = rest.numpy() if rest.device.type == "cpu" else np.empty_like(host)
-        scales, codes = self._parts(message, host.size)
+    def _write(self, values: Tensor, rest: Tensor, body: Tensor) -> None:
+        """The body, all of it on one device."""
+        if self.coding in _BOOKS:
+            ops.encode_books(values, rest, body, levels=_BOOKS[self.coding])
+        elif values.device.type == "cpu":
+            self._encode_on_host(values, rest, body)
+        else:
+            on_device.encode(self.coding, values, rest, *self._parts(body, values.numel()))
+
+    def _encode_on_host(self, values: Tensor, rest: Tensor, body: Tensor) -> None:
+        host, dropped = values.numpy(), rest.numpy()
+        scales, codes = (part.numpy() for part in self._parts(body, host.size))
         if self.coding == "fp16":
             scales.view(np.float32)[0] = 1 / _power_below(host)
 
@@ -88,8 +92,6 @@ class ValueCode:
             self._encode(host[begin:end], *self._share(scales, codes, begin, end), dropped[begin:end])
 
         in_parts(host.size, BLOCK, work)
-        if rest.device.type != "cpu":
-            rest.copy_(torch.from_numpy(dropped))
 
     def decode(self, message: Tensor, into: Tensor, *, add: bool = False, name: str) -> Tensor:
         """The values of a message that came from another rank.
@@ -107,24 +109,28 @@ class ValueCode:
             CommunicatorError: the message is truncated, damaged, foreign, or of another wire format; ``into`` is as it
                 was.
         """
-        count = into.numel()
-        held = message.cpu()
-        body = open_message(held, _CODES[self.coding], self.size(count) - FRAME_BYTES, name=name)
+        size = self.size(into.numel()) - FRAME_BYTES
+        body = open_message(message.cpu(), _CODES[self.coding], size, name=name)
+        self._read(to_device(body, into.device), into, add=add)
+        return into
+
+    def _read(self, body: Tensor, into: Tensor, *, add: bool) -> None:
         if self.coding in _BOOKS:
-            ops.decode_books(to_device(body, into.device), into, levels=_BOOKS[self.coding], add=add)
-            return into
-        on_host = into.device.type == "cpu"
-        values = into.numpy() if on_host else np.empty(count, np.float32)
-        scales, codes = self._parts(held, count)
+            ops.decode_books(body, into, levels=_BOOKS[self.coding], add=add)
+        elif into.device.type == "cpu":
+            self._decode_on_host(body, into, add=add)
+        else:
+            values = on_device.decoded(self.coding, *self._parts(body, into.numel()), into.numel())
+            (into.add_ if add else into.copy_)(values)
+
+    def _decode_on_host(self, body: Tensor, into: Tensor, *, add: bool) -> None:
+        values = into.numpy()
+        scales, codes = (part.numpy() for part in self._parts(body, values.size))
 
         def work(begin: int, end: int) -> None:
-            self._decode(*self._share(scales, codes, begin, end), values[begin:end], adds=add and on_host)
+            self._decode(*self._share(scales, codes, begin, end), values[begin:end], adds=add)
 
-        in_parts(count, BLOCK, work)
-        if not on_host:
-            on_device = to_device(torch.from_numpy(values), into.device)
-            (into.add_ if add else into.copy_)(on_device)
-        return into
+        in_parts(values.size, BLOCK, work)
 
     def _encode(self, values: Array, scales: Array, codes: Array, rest: Array) -> None:
         """One thread's share: of ``codes`` just the bytes of its values."""
@@ -156,9 +162,8 @@ class ValueCode:
         part = codes[begin * bits // 8 : -(-end * bits // 8)]
         return (scales[2 * (begin // BLOCK) : 2 * -(-end // BLOCK)] if self.coding in _LEVELS else scales), part
 
-    def _parts(self, message: Tensor, count: int) -> tuple[Array, Array]:
-        """Scales and codes of a message, each beginning on a word."""
-        body = message.numpy()[FRAME_BYTES:]
+    def _parts(self, body: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Scales and codes, each beginning on a word."""
         scale_bytes = self._scale_bytes(count)
         return body[:scale_bytes], body[scale_bytes:]
 

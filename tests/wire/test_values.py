@@ -10,10 +10,11 @@ from torch import Tensor
 
 from ringprune.errors import CommunicatorError, ConfigurationError
 from ringprune.threads import FEWEST
-from ringprune.wire import VALUE_FORMATS, ValueCode, value_code
+from ringprune.wire import VALUE_FORMATS, ValueCode, on_device, value_code
 from ringprune.wire.message import FRAME_BYTES, seal
 from ringprune.wire.quantise import BLOCK
 from ringprune.wire.values import _CODES
+from tests.ops.cases import assert_same_bits
 
 CODINGS = [name for name in VALUE_FORMATS if name != "fp32"]
 # Half a unit of the format, relative to the largest value of a block (int8, int4) or to the value itself. Of a book's
@@ -47,6 +48,38 @@ def test_nothing_is_lost(coding: str, values: np.ndarray) -> None:
     """Exactly, to the last bit: float64 holds both and their sum."""
     decoded, rest = round_trip(code_named(coding), torch.from_numpy(values.copy()))
     assert torch.equal(decoded.double() + rest.double(), torch.from_numpy(values).double())
+
+
+ANY_BITS = arrays(
+    np.uint32,
+    st.one_of(st.integers(0, 40), st.sampled_from([255, 256, 257, 600])),
+    elements=st.one_of(st.integers(0, 2**32 - 1), st.sampled_from([0, 1 << 31, 1, 0x7F7FFFFF, 0x7F800000, 0xFFC00001])),
+    fill=st.just(np.uint32(0x3DCCCCCD)),
+)
+
+
+@pytest.mark.parametrize("coding", ["bf16", "fp16", "int8", "int4"])
+@given(bits=ANY_BITS, spread=st.booleans())
+@example(bits=np.full(300, 0x7F7FFFFF, np.uint32), spread=False)
+@example(bits=np.full(3, 0x00000001, np.uint32), spread=False)
+def test_the_bytes_are_the_same_on_a_device(coding: str, bits: np.ndarray, spread: bool) -> None:
+    """By torch's operations, which are here asked for tensors of the host; NaN counts as NaN, whatever its bits."""
+    values = torch.from_numpy(bits.view(np.float32).copy())
+    if not spread:
+        values = torch.where(values.isfinite(), values.sign() * values.abs().clamp(1e-30, 1e30).log(), values)
+    code, count = code_named(coding), values.numel()
+    rest, there = torch.ones(count), torch.ones(count)
+    message = code.encode(values, rest)
+    body = torch.zeros_like(message[FRAME_BYTES:])
+    scales, codes = code._parts(body, count)
+    on_device.encode(coding, values, there, scales, codes)
+    found = on_device.decoded(coding, scales, codes, count)
+    expected = code.decode(message, torch.empty(count), name="m")
+    assert_same_bits(there, rest)
+    assert_same_bits(found, expected)
+    if bool(values.isfinite().all()):
+        assert torch.equal(body, message[FRAME_BYTES:])
+    assert_same_bits(on_device.decoded(coding, *code._parts(message[FRAME_BYTES:], count), count), expected)
 
 
 @pytest.mark.parametrize("coding", CODINGS)
