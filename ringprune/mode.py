@@ -38,6 +38,10 @@ _MOVED = (
     "{!r} was in param group {} when the optimizer was wrapped and is in {} now: flush() and close() the wrapper, and "
     "only then move it and wrap again"
 )
+_LEFT_OUT = (
+    "; to leave a batch out, decide before backward(), and call zero_grad() and step() without it; after an error in "
+    "backward() call synchronize() first, on all ranks"
+)
 
 _log = logging.getLogger("ringprune")
 
@@ -351,15 +355,11 @@ class Mode(ABC):
         """Check that no exchange is under way.
 
         Raises:
-            UsageError: one is; names ``call``.
+            UsageError: one is, or was broken off; names ``call``.
         """
         if self.backward.touched or self._open:
-            hint = ""
-            if call.startswith("zero_grad"):
-                hint = (
-                    "; to leave a batch out, decide before backward(), and call zero_grad() and step() without it; "
-                    "after an error in backward() call synchronize() first, on all ranks"
-                )
+            self.exchange.damage.check_together()  # then nothing that the hints advise helps
+            hint = _LEFT_OUT if call.startswith("zero_grad") else ""
             raise UsageError(
                 f"{call} after backward() and before step() or synchronize(): an exchange is under way{hint}"
             )
