@@ -527,3 +527,18 @@ def test_a_group_that_is_added_under_a_schedule_is_told() -> None:
         optimizer.synchronize()  # and the step is made
 
     rp.simulate(2, rank, timeout=30)
+
+
+@pytest.mark.parametrize("policy", [rp.Dense(), rp.IWP(0.05), rp.Dense(local_steps=2), rp.P3(), "auto"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_wrapping_what_is_all_frozen_is_warned_of(frozen: bool, policy: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The first step said that there was no backward pass before it, or with local steps nothing was said at all."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model().requires_grad_(not frozen)
+        optimizer = sgd(model.parameters())
+        rp.DistributedOptimizer(optimizer, model.named_parameters(), policy=policy, comm=comm, model=model)
+
+    rp.simulate(2, rank, timeout=30)
+    said = [record.message for record in caplog.records if "nothing is exchanged" in record.message]
+    assert len(said) == frozen, "once, by rank 0"
