@@ -122,7 +122,7 @@ class PriorityMode(GradientMode):
         with self._driver as dispatch:
             super()._open_step()
             rank_of = {param: place for place, param in enumerate(self._gates.order)}
-            priorities = [min((rank_of[i] for i in members), default=0) for members in self._params_of]
+            priorities = [min((rank_of.get(i, 0) for i in members), default=0) for members in self._params_of]
             dispatch.begin(priorities, self._judge)
         self._judged = self._compared = False
         self._gates.keep = self  # a wrapper that is dropped now still makes its step

@@ -68,7 +68,7 @@ class Pilot:
         made = make_mode(parts, {})
         assert isinstance(made, GradientMode), "candidates exchange gradients, at every step"
         self.mode = made
-        self._parts = replace(parts, metrics=self.mode.metrics, others=self.mode.others)
+        self._parts = replace(parts, metrics=self.mode.metrics, others=self.mode.others, strangers=self.mode.strangers)
         self._groups = takes_groups(parts.comm, hierarchical=parts.nodes is not None, scaled=parts.scale.enabled)
         self.chosen, self._policy = 0, parts.policy
         self._options: list[Option] = []
