@@ -11,7 +11,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ringprune.errors import ConfigurationError
 
-__all__ = ["Backward"]
+__all__ = ["Backward", "is_watched"]
 
 _owners: MutableMapping[Tensor, "weakref.ref[Backward]"] = WeakTensorKeyDictionary()
 """Which Backward watches a parameter: two on one parameter would both exchange its gradient."""
@@ -52,8 +52,7 @@ class Backward:
     ) -> None:
         watched = [*zip(names, params, strict=True), *(also or {}).items()]
         for name, param in watched:
-            owner = _owners.get(param)
-            if owner is not None and owner() is not None:
+            if is_watched(param):
                 raise ConfigurationError(
                     f"parameter {name!r} belongs to another ringprune.DistributedOptimizer: wrap a model once, or "
                     "close() the first wrapper"
@@ -121,6 +120,12 @@ class Backward:
     def _report(self, bucket: int) -> None:
         del self._unreported[bucket]
         _alive(self._full)(bucket)
+
+
+def is_watched(param: Tensor) -> bool:
+    """Whether some wrapper exchanges its gradient."""
+    owner = _owners.get(param)
+    return owner is not None and owner() is not None
 
 
 def _alive(method: "weakref.WeakMethod[Callable[..., None]]") -> Callable[..., None]:

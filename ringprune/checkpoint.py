@@ -1,15 +1,30 @@
 """What a checkpoint holds besides torch's own keys, and the strict check when it is loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ringprune.comm.communicator import CPU, Communicator
 from ringprune.errors import CheckpointError
+from ringprune.metrics import Metrics
+from ringprune.plan import gather_texts
+from ringprune.rank_words import by_rank
 
-__all__ = ["FORMAT", "Origin", "check_origin", "check_tensors", "copy", "divide_sums", "save", "without_kept"]
+__all__ = [
+    "FORMAT",
+    "Origin",
+    "check_origin",
+    "check_tensors",
+    "copy",
+    "divide_sums",
+    "opened",
+    "refused_together",
+    "save",
+]
 
 FORMAT = 2
 KEPT = ("residual", "velocity", "rms", "core", "relevance", "estimate", "age", "guard", "empty")
@@ -118,9 +133,39 @@ def _is_plain(tensor: Any) -> bool:
     return plain and not tensor.is_meta and not tensor.is_complex()
 
 
-def without_kept(saved: Tensors) -> dict[str, dict[str, Tensor]]:
-    """A flushed checkpoint's tensors for a rank that keeps nothing back: those that are equal on all ranks."""
-    return {name: {kind: t for kind, t in entry.items() if kind not in KEPT} for name, entry in saved.items()}
+def opened(saved: Any, rank: int, size: int, keepers: int, *, keeps: bool) -> tuple[Origin, Tensors]:
+    """Where a checkpoint's entry comes from, as :func:`check_origin`, and its tensors.
+
+    Of a flushed one a rank that keeps nothing back gets those that are equal on all ranks.
+    """
+    origin = check_origin(saved, rank, size, keepers)
+    if keeps or not origin.flushed:
+        return origin, saved["parameters"]
+    return origin, {
+        name: {kind: t for kind, t in entry.items() if kind not in KEPT} for name, entry in saved["parameters"].items()
+    }
+
+
+@contextmanager
+def refused_together(comm: Communicator, metrics: Metrics) -> Iterator[None]:
+    """What one rank finds wrong inside all ranks raise, which all come here.
+
+    For hierarchies, where a rank that keeps nothing back does not see what is missing of what others keep.
+
+    Raises:
+        CheckpointError: another rank has found something.
+    """
+    failure: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    with metrics.sending("headers"):
+        texts = gather_texts("" if failure is None else str(failure), comm, CPU, name="checkpoint")
+    if failure is not None:
+        raise failure
+    if any(texts):
+        raise CheckpointError(f"nothing was loaded, since not all ranks can: {by_rank(texts)}")
 
 
 def check_tensors(saved: Tensors, state: Tensors) -> None:
@@ -140,7 +185,7 @@ def check_tensors(saved: Tensors, state: Tensors) -> None:
     if missing or unexpected or misshaped:
         raise CheckpointError(
             "the checkpoint does not fit this model and policy; other policies, and other settings of one, keep other "
-            "things: load it under that with which it was saved. "
+            "things: load it under that with which it was saved (with hierarchical, one of a node's first rank). "
             f"Missing: {_listed(missing)}. Unexpected: {_listed(unexpected)}. Other shape: {_listed(misshaped)}"
         )
 

@@ -26,17 +26,14 @@ from ringprune.policies import Policy
 from ringprune.reduction import Mean
 from ringprune.scaling import LossScale
 from ringprune.slicing import SlicedPlan
+from ringprune.strangers import MOVED, Strangers
 from ringprune.verdict import Verdict
 
 __all__ = ["Mode", "Parts", "Settings"]
 
-_CONVERTED = (
-    "{!r} was {} when the optimizer was wrapped and is {} now: convert the model, with double(), half() or bfloat16(), "
-    "before its optimizer is wrapped"
-)
-_MOVED = (
-    "{!r} was in param group {} when the optimizer was wrapped and is in {} now: flush() and close() the wrapper, and "
-    "only then move it and wrap again"
+_LEFT_OUT = (
+    "; to leave a batch out, decide before backward(), and call zero_grad() and step() without it; after an error in "
+    "backward() call synchronize() first, on all ranks"
 )
 
 _log = logging.getLogger("ringprune")
@@ -83,6 +80,7 @@ class Parts:
         embeddings: sharded embeddings whose rows the wrapped optimizer has too, by name; they are exchanged elsewhere.
         metrics: what counts, where it has counted before; None begins anew.
         others: who else averages the gradients, where it has been looked already; None looks anew.
+        strangers: looks for parameters that were not there, since another mode was made; None since now.
         first: exchanges made before, by another mode.
         highest: of the learning rates so far, by param group; one mode after the other goes on with it.
     """
@@ -100,6 +98,7 @@ class Parts:
     embeddings: Mapping[str, ShardedEmbedding] = field(default_factory=dict)
     metrics: Metrics | None = None
     others: Others | None = None
+    strangers: Strangers | None = None
     first: int = 0
     highest: dict[int, float] = field(default_factory=dict)
 
@@ -127,6 +126,7 @@ class Mode(ABC):
         keeps: whether this rank may keep something back: in a hierarchy only the first of a node does.
         backward: which parameters have had their gradients.
         others: who else averages the gradients.
+        strangers: parameters that were not there.
     """
 
     def __init__(self, parts: Parts, weights: Sequence[Tensor], *, velocity: bool, spare: bool) -> None:
@@ -136,10 +136,11 @@ class Mode(ABC):
         self._inner, self._policy, self._comm = parts.inner, parts.policy, comm
         self.embeddings = parts.embeddings
         self._highest = parts.highest
-        self._known = {id(param) for param in self.updated}
-        self._spec_of = {id(param): spec for param, spec in zip(parts.params, parts.specs, strict=True)}
         self._velocity = velocity  # then momentum, Nesterov and weight decay are ours, by a parameter's first group
         self.others = parts.others or Others(parts.params)
+        self.strangers = parts.strangers or Strangers(
+            parts.inner, parts.params, parts.specs, [table.weight for table in parts.embeddings.values()], parts.model
+        )
         self.metrics = parts.metrics or Metrics(comm.traffic, plan.numel, nodes)
         self._verdict = Verdict(comm, self.metrics, settings.nonfinite, expected=parts.scale.enabled)
         self.exchange = Exchange(
@@ -253,19 +254,10 @@ class Mode(ABC):
 
     def _note_strangers(self) -> None:
         """Parameters that were frozen, not there, or of another dtype or group when the ranks agreed on the plan."""
-        for number, group in enumerate(self._inner.param_groups):
-            for param in group["params"]:
-                spec = self._spec_of.get(id(param))
-                if spec is not None and self._velocity and spec.group != number:
-                    self._verdict.note_fault(_MOVED.format(spec.name, spec.group, number))
-                if spec is not None and spec.dtype != param.dtype:
-                    self._verdict.note_fault(_CONVERTED.format(spec.name, spec.dtype, param.dtype))
-                if param.requires_grad and id(param) not in self._known:
-                    self._verdict.note_fault(
-                        f"a parameter of shape {list(param.shape)} in param group {number} requires a gradient and did "
-                        "not when the optimizer was wrapped: freeze it again, flush() and close() the wrapper, and "
-                        "only then unfreeze it and wrap again"
-                    )
+        for said in self.strangers.in_optimizer(grouped=self._velocity):
+            self._verdict.note_fault(said)
+        if (of_model := self.strangers.in_model()) is not None:
+            self._verdict.note_fault(of_model)
 
     @contextmanager
     def _told_to_all(self) -> Iterator[None]:
@@ -325,7 +317,7 @@ class Mode(ABC):
     def _group(self, param: int) -> dict[str, Any]:
         groups, spec = self._inner.param_groups, self.plan.params[param]
         if spec.group >= len(groups):
-            raise UsageError(_MOVED.format(spec.name, spec.group, "none"))
+            raise UsageError(MOVED.format(spec.name, spec.group, "none"))
         return groups[spec.group]
 
     def initialise(self) -> None:
@@ -351,15 +343,11 @@ class Mode(ABC):
         """Check that no exchange is under way.
 
         Raises:
-            UsageError: one is; names ``call``.
+            UsageError: one is, or was broken off; names ``call``.
         """
         if self.backward.touched or self._open:
-            hint = ""
-            if call.startswith("zero_grad"):
-                hint = (
-                    "; to leave a batch out, decide before backward(), and call zero_grad() and step() without it; "
-                    "after an error in backward() call synchronize() first, on all ranks"
-                )
+            self.exchange.damage.check_together()  # then nothing that the hints advise helps
+            hint = _LEFT_OUT if call.startswith("zero_grad") else ""
             raise UsageError(
                 f"{call} after backward() and before step() or synchronize(): an exchange is under way{hint}"
             )

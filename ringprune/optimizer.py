@@ -241,7 +241,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         inside_scaler, pending_scale = hasattr(self, "grad_scale"), getattr(self, "grad_scale", 1.0)
         averaged = self._synchronized and (self._skipped or not mode.thrown_away)
         exchange = self._should_synchronize and (mode.backward.touched or not averaged)
-        misused = mode.note_misuse(exchange, inside_scaler, unscaled=pending_scale is None)
+        misused = mode.note_misuse(exchange, inside_scaler, unscaled=pending_scale is None, averaged=self._synchronized)
         if exchange or misused:
             self._finish(mode, stepping=True)
         elif inside_scaler and self.found_inf and not self._skipped:
@@ -346,7 +346,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from :meth:`state_dict`; on every rank, each from its own unless it was saved after a flush.
+        """Continue from :meth:`state_dict`; all ranks together, each from its own unless it was saved after a flush.
 
         With ``local_steps`` it holds the weights too, each rank's own, and overwrites the parameters.
 
@@ -359,20 +359,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if mode is None:
             sharded_state.load(self._inner, inner)
         else:
-            mode.settle()
-            mode.idle("load_state_dict()")
-            saved = state_dict.get("ringprune")
-            origin = checkpoint.check_origin(saved, self._comm.rank, self._comm.size, self._keepers)
-            entries = state_dict["ringprune"]["parameters"]
-            if origin.flushed and not mode.keeps:
-                entries = checkpoint.without_kept(entries)
+            alike, known = self._keepers == self._comm.size, (self._comm.rank, self._comm.size, self._keepers)
+            with nullcontext() if alike else checkpoint.refused_together(self._comm, mode.metrics):
+                mode.settle()
+                mode.idle("load_state_dict()")
+                origin, entries = checkpoint.opened(state_dict.get("ringprune"), *known, keeps=mode.keeps)
+                if self._pilot is None:
+                    checkpoint.check_tensors(entries, mode.state_like(entries, make=False))
 
             def load(mode: GradientMode | UpdateMode) -> None:
                 checkpoint.check_tensors(entries, mode.state_like(entries, make=False))
                 sharded_state.load(self._inner, inner)
 
             if self._pilot is None:
-                load(mode)
+                sharded_state.load(self._inner, inner)
             else:
                 mode = self._mode = self._pilot.resume(state_dict["ringprune"].get("auto", {}), load)
         sharing.share(self._inner, self)

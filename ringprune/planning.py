@@ -1,5 +1,6 @@
 """What one wrapper exchanges, whole parameters or pieces of them, in which mode, and what a schedule cannot go with."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ __all__ = ["check_schedule", "make_mode", "make_plan", "sparse_parameters", "tak
 
 DECAY_DENSE = (torch.optim.SGD, torch.optim.Adagrad)
 """Optimizers that take sparse gradients, but no weight decay with them."""
+
+_log = logging.getLogger("ringprune")
 
 
 def takes_groups(comm: Communicator, *, hierarchical: bool, scaled: bool) -> bool:
@@ -162,6 +165,7 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
     Raises:
         ConfigurationError: updates cannot be summed.
     """
+    _tell_of_nothing(parts)
     if parts.embeddings and (kind := type(parts.inner).__name__) in DENSE_ONLY:
         raise ConfigurationError(
             f"optimizer={kind} takes no sparse gradients; {next(iter(parts.embeddings))!r} is a ShardedEmbedding's: "
@@ -199,6 +203,15 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
         return GradientMode(parts)
     _check_halves(parts)
     return PriorityMode(parts)
+
+
+def _tell_of_nothing(parts: Parts) -> None:
+    """No error: torch and Horovod take frozen parameters too, and maybe none of this optimizer's is to be trained."""
+    if not parts.params and not parts.embeddings and parts.comm.rank == 0:
+        _log.warning(
+            "no parameter of the wrapped optimizer requires a gradient: nothing is exchanged, and step() without a "
+            "gradient raises. Unfreeze what is to be trained before the optimizer is wrapped"
+        )
 
 
 def _check_halves(parts: Parts) -> None:

@@ -492,6 +492,51 @@ def test_where_nothing_is_kept_back_any_rank_s_checkpoint_serves_all() -> None:
             assert all(same_bytes(weight, got[0]) for weight in got)
 
 
+@pytest.mark.parametrize("rank_saved", [1, 3])
+def test_a_flushed_checkpoint_that_first_ranks_cannot_use_is_refused_on_all_ranks(rank_saved: int) -> None:
+    """Of a rank that keeps nothing back: such ranks took it, changed what they had by it, and went on alone."""
+    saved = checkpoints(4, 2, rp.IWP(0.05), flush=True, hierarchical=True)[rank_saved]["optimizer"]
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model, optimizer = wrapped(comm, rp.IWP(0.05))
+        run(model, optimizer, comm.rank, 2)
+        before = copy.deepcopy(optimizer.state_dict())
+        with pytest.raises(rp.CheckpointError, match=r"one of a node's first rank.*Missing: 0\.weight\.residual"):
+            optimizer.load_state_dict(copy.deepcopy(saved))
+        assert same_state(optimizer.state_dict(), before), "nothing was changed"
+        run(model, optimizer, comm.rank, 2)  # and all are where they were
+
+    on_nodes(4, 2, rank)
+
+
+def test_what_one_rank_cannot_load_no_rank_of_a_hierarchy_loads() -> None:
+    saved = checkpoints(3, 2, rp.IWP(0.05), hierarchical=True)
+
+    def rank(comm: rp.comm.Communicator) -> str:
+        _, optimizer = wrapped(comm, rp.IWP(0.05))
+        mine = copy.deepcopy(saved[comm.rank]["optimizer"])
+        if comm.rank == 1:
+            del mine["ringprune"]
+        with pytest.raises(rp.CheckpointError, match="no 'ringprune' entry") as refused:
+            optimizer.load_state_dict(mine)
+        return str(refused.value)
+
+    said = on_nodes(3, 2, rank)
+    assert [text.startswith("nothing was loaded, since not all ranks can: rank 1: ") for text in said] == [
+        True,
+        False,
+        True,
+    ]
+
+
+def same_state(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor):
+        return same_bytes(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same_state(a[key], b[key]) for key in a)
+    return bool(a == b)
+
+
 def test_checkpoints_of_other_nodes_are_refused_on_all_ranks() -> None:
     saved = checkpoints(4, 2, rp.IWP(0.05), hierarchical=True)
     for per_node, options in ((1, {"hierarchical": True}), (4, {"hierarchical": True}), (2, {})):

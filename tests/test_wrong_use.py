@@ -527,3 +527,62 @@ def test_a_group_that_is_added_under_a_schedule_is_told() -> None:
         optimizer.synchronize()  # and the step is made
 
     rp.simulate(2, rank, timeout=30)
+
+
+@pytest.mark.parametrize("policy", [rp.Dense(), rp.IWP(0.05), rp.Dense(local_steps=2), rp.P3(), "auto"])
+@pytest.mark.parametrize("frozen", [True, False])
+def test_wrapping_what_is_all_frozen_is_warned_of(frozen: bool, policy: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The first step said that there was no backward pass before it, or with local steps nothing was said at all."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model().requires_grad_(not frozen)
+        optimizer = sgd(model.parameters())
+        rp.DistributedOptimizer(optimizer, model.named_parameters(), policy=policy, comm=comm, model=model)
+
+    rp.simulate(2, rank, timeout=30)
+    said = [record.message for record in caplog.records if "nothing is exchanged" in record.message]
+    assert len(said) == frozen, "once, by rank 0"
+
+
+REPLACED = r"rank 1: '4\.weight' has a gradient and was not in the model when the optimizer was wrapped"
+
+
+@pytest.mark.parametrize("steps", [0, 5])
+@pytest.mark.parametrize("policy", [rp.Dense(), rp.IWP(0.05), rp.Dense(local_steps=2), rp.P3(), "auto"])
+def test_a_layer_that_takes_the_place_of_another_is_told_to_all_ranks(policy: Any, steps: int) -> None:
+    """It stayed as each rank had made it, in silence: no optimizer had it."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = sgd(model.parameters())
+        optimizer = rp.DistributedOptimizer(optimizer, model.named_parameters(), policy=policy, comm=comm, model=model)
+        run(model, optimizer, comm.rank, steps)
+        optimizer.state_dict()  # with a schedule, the step is made whole
+        if comm.rank == 1:
+            model[4] = nn.Linear(48, 10)
+        with pytest.raises(rp.UsageError, match=REPLACED):
+            run(model, optimizer, comm.rank, 4 if steps == 0 else 40, start=steps)
+
+    rp.simulate(2, rank, timeout=60)
+
+
+def test_parameters_that_are_no_business_of_the_wrapper_are_left_alone() -> None:
+    """What was there when it was made, what has no gradient, and what another wrapper exchanges."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = nn.Sequential(make_model(), nn.Linear(10, 10))  # the second is trained elsewhere
+        first, named = model[0], list(model[0].named_parameters())
+        optimizer = rp.DistributedOptimizer(sgd(first.parameters()), named, policy="dense", comm=comm, model=model)
+        model.append(nn.Linear(10, 10).requires_grad_(False))
+        model.append(nn.Linear(10, 10))
+        model[1].average = make_model(1)
+        for param in model[3].parameters():
+            nn.init.constant_(param, 0.1)  # the ranks share torch's generator
+        second = wrap(model[3], comm, rp.Dense())
+        for batch in batches(comm.rank, 20):
+            model.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+            second.step()
+
+    rp.simulate(2, rank, timeout=60)

@@ -70,10 +70,10 @@ class Method:
         if choice.communicator not in OPTIONS:
             raise CannotRun(f"{self.name}: this RingPrune has no communicator {choice.communicator!r}")
         taken = inspect.signature(POLICIES[policy]).parameters
-        asked = [name for name in ("values", "dense_values") if getattr(choice, name) is not None]
-        for name in [*asked, *self.settings]:
+        for name in [*ours.formats(policy, choice), *self.settings]:
             if name not in taken:
-                raise CannotRun(f"{self.name}: policy {policy!r} of this RingPrune takes no {name}=")
+                known = ", ".join(f"{each}=" for each in ("density", "values", "dense_values") if each in taken)
+                raise CannotRun(f"{self.name}: policy {policy!r} of this RingPrune takes no {name}=, only {known}")
 
     def check_job(self, job: Job, choice: Choice) -> None:
         """Check that it can run in a job that is there.
@@ -121,7 +121,7 @@ _TABLE = [
     *_ours("iwp", "the same without momentum correction, as random_k", "-plain", correction="global"),
     *_ours("random_k", "entries drawn with the shared seed, no index is sent"),
     *_ours("random_k", "the same with momentum correction, as iwp", "-corrected", correction="local"),
-    *_ours("dgc", "Deep Gradient Compression, every rank's own entries gathered"),
+    *_ours("dgc", "Deep Gradient Compression, every rank's own entries gathered, in float32"),
     *_ours("dgc", "the same, summed region by region", "-scattered", index_sets="scattered"),
     Method("peer", "the function that --peer names", peer.build, "mpi"),
 ]

@@ -102,8 +102,12 @@ def _parser() -> argparse.ArgumentParser:
     ours = parser.add_argument_group("RingPrune's methods")
     ours.add_argument("--communicator", choices=COMMUNICATORS, default="mpi", help="what carries them; mpi")
     ours.add_argument("--density", type=share, default=0.01, metavar="D", help="share of entries sent; 0.01")
-    ours.add_argument("--values", choices=FORMATS, help="format of packed values; the policy's own")
-    ours.add_argument("--dense-values", choices=FORMATS, help="format of tensors that travel whole; the policy's own")
+    ours.add_argument("--values", choices=FORMATS, help="format of packed values; the policy's own (dgc takes none)")
+    ours.add_argument(
+        "--dense-values",
+        choices=FORMATS,
+        help="format of tensors that travel whole, with dense of all; the policy's own",
+    )
     ours.add_argument(
         "--bucket-bytes", type=at_least(1), metavar="N", help="size of a bucket; the wrapper's own, 25 MiB"
     )

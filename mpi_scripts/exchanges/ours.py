@@ -16,7 +16,7 @@ from exchanges.messages import Recorder
 from ringprune.comm import Communicator
 from ringprune.policies import POLICIES
 
-__all__ = ["RingPrune", "made", "policy"]
+__all__ = ["RingPrune", "formats", "made", "policy"]
 
 COMPUTING = ("accumulate", "select", "pack", "unpack")
 """Stages that wait for no other rank."""
@@ -66,10 +66,19 @@ class RingPrune:
         self.messages.close()
 
 
+def formats(name: str, choice: Choice) -> dict[str, str]:
+    """The number formats chosen, as the arguments of that policy; ``values`` where it sends everything whole."""
+    given = {key: value for key in ("values", "dense_values") if (value := getattr(choice, key)) is not None}
+    taken = inspect.signature(POLICIES[name]).parameters
+    if "values" in taken and "dense_values" not in taken and "dense_values" in given:
+        given["values"] = given.pop("dense_values")
+    return given
+
+
 def made(name: str, choice: Choice, settings: Mapping[str, Any]) -> rp.Policy:
     """The policy of that name, with what was chosen for it, past its warm-up from the first step on."""
     given: dict[str, Any] = {"density": choice.density, "warmup": rp.Warmup(steps=0), **settings}
-    given |= {key: value for key in ("values", "dense_values") if (value := getattr(choice, key)) is not None}
+    given |= formats(name, choice)
     taken = inspect.signature(POLICIES[name]).parameters
     # Dense has no density, and what it is not told of it does not need; a value format it must be told.
     optional = {"density", "warmup"}

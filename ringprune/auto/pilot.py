@@ -68,7 +68,7 @@ class Pilot:
         made = make_mode(parts, {})
         assert isinstance(made, GradientMode), "candidates exchange gradients, at every step"
         self.mode = made
-        self._parts = replace(parts, metrics=self.mode.metrics, others=self.mode.others)
+        self._parts = replace(parts, metrics=self.mode.metrics, others=self.mode.others, strangers=self.mode.strangers)
         self._groups = takes_groups(parts.comm, hierarchical=parts.nodes is not None, scaled=parts.scale.enabled)
         self.chosen, self._policy = 0, parts.policy
         self._options: list[Option] = []
@@ -102,11 +102,13 @@ class Pilot:
     def stepped(self) -> GradientMode:
         """A step was made, on all ranks: what exchanges the next one."""
         if (before := self.mode).exchange.step > self._step:  # not a second step on the same averages
-            self._step = before.exchange.step
+            self._step, kept = before.exchange.step, (before, self.chosen, self._policy)
             try:
                 next(self._course, None)
-            except BaseException:  # Ctrl-C too: ranks may be in different messages
-                made, self.mode, before.exchange.damage.astray = self.mode, before, True
+            except BaseException as error:  # Ctrl-C too: ranks may be in different messages
+                made, before.exchange.damage.astray = self.mode, True
+                self.mode, self.chosen, self._policy = kept
+                self._deciding, self._said = False, f"broken off ({type(error).__name__}): nothing more is exchanged"
                 if made is not before:  # in the middle of a change
                     made.close()
                 raise
@@ -121,13 +123,12 @@ class Pilot:
 
     def stats(self) -> dict[str, Any]:
         """What was measured, predicted and chosen, as plain numbers and words."""
-        names = self._names
         return {
-            "chosen": names[self.chosen],
+            "chosen": self._names[self.chosen],
             "deciding": self._deciding,
             "said": self._said,
-            "predicted_seconds": {n: o.prediction.seconds for n, o in zip(names, self._options, strict=False)},
-            "timed_seconds": {names[i]: seconds for i, seconds in self._seconds.items()},
+            "predicted_seconds": {n: o.prediction.seconds for n, o in zip(self._names, self._options, strict=False)},
+            "timed_seconds": {self._names[i]: seconds for i, seconds in self._seconds.items()},
             "link_bytes_per_second": None if self._link is None else self._link.bytes_per_second,
         }
 
@@ -145,8 +146,9 @@ class Pilot:
             load: the wrapped optimizer's state, for a mode; where it raises, all is as it was.
 
         Raises:
-            CheckpointError: there is no such candidate.
+            CheckpointError, UsageError: there is no such candidate; ranks may be in different messages.
         """
+        self.mode.exchange.damage.check_loadable()
         chosen, packed = state.get("chosen", 0), state.get("packed")
         if not isinstance(chosen, int) or not 0 <= chosen < len(self._policies):
             raise CheckpointError(
@@ -315,8 +317,7 @@ class Pilot:
     @property
     def _interval(self) -> int:
         """Steps until all is measured again, so that measuring takes no more than its share."""
-        steps = math.ceil(self._spent / self._auto.share / self._seconds[self.chosen])
-        return max(LEAST_INTERVAL, steps)
+        return max(LEAST_INTERVAL, math.ceil(self._spent / self._auto.share / self._seconds[self.chosen]))
 
     def _gather(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         device = self._parts.params[0].device

@@ -4,7 +4,7 @@ from ringprune.errors import UsageError
 
 __all__ = ["Damage"]
 
-_AGAIN = "Start again from the last checkpoint, on all ranks"
+_AGAIN = "Start the program again from the last checkpoint, on all ranks"
 
 
 class Damage:
@@ -14,7 +14,7 @@ class Damage:
         torn: of what is kept back some is that of after the exchange under way already, some not yet; or what exchanges
             next has taken over some of it.
         astray: messages between two exchanges were broken off, and other ranks may be in others: what is kept back is
-            whole, and can be saved, but nothing more is exchanged.
+            whole, and can be saved, but nothing more is exchanged, also not after a load.
     """
 
     def __init__(self) -> None:
@@ -39,8 +39,17 @@ class Damage:
             UsageError: it may not be; on this rank.
         """
         self.check_whole()
+        self.check_loadable()
+
+    def check_loadable(self) -> None:
+        """Before a checkpoint is loaded, which makes whole what is torn, and brings no rank's messages back in step.
+
+        Raises:
+            UsageError: this rank may be astray; on this rank.
+        """
         if self.astray:
+            saves = "" if self.torn else "; state_dict() still saves"
             raise UsageError(
                 "an error or a signal broke off what the ranks measure and agree on between two steps: others may be "
-                f"elsewhere, and nothing more is exchanged; state_dict() still saves. {_AGAIN}"
+                f"elsewhere, and nothing more is exchanged or loaded{saves}. {_AGAIN}"
             )

@@ -214,7 +214,7 @@ class Lane(ABC):
     def _under_way(self) -> Average:
         if self._reduction is None:
             raise UsageError(
-                "an exchange was broken off by an error or a signal, and the rest of it cannot be made: start again "
-                "from the last checkpoint, on all ranks"
+                "an exchange was broken off by an error or a signal, and the rest of it cannot be made: start the "
+                "program again from the last checkpoint, on all ranks"
             )
         return self._reduction

@@ -118,6 +118,39 @@ def test_nothing_is_saved_of_a_change_that_was_broken_off(monkeypatch: pytest.Mo
     rp.simulate(2, rank, timeout=30)
 
 
+@pytest.mark.parametrize("where", [*CHANGES, "ranks agree"])
+def test_statistics_and_loading_say_that_it_was_broken_off(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """They said that it decides, for ever, and what it was about to change to; a checkpoint was loaded into it."""
+    follow(monkeypatch, [1, 0])
+    interrupt(monkeypatch, *CHANGES.get(where, (pilot.Pilot, "_gather", 3)))
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, POLICY, sgd)
+        last = copy.deepcopy(optimizer.state_dict())
+        chosen: list[str] = []
+        with pytest.raises(KeyboardInterrupt):
+            for batch in batches(comm.rank, 30):
+                chosen.append(optimizer.stats()["auto"]["chosen"])
+                optimizer.zero_grad()
+                loss_of(model, batch).backward()
+                optimizer.step()
+        found, before = optimizer.stats()["auto"], weights(model)
+        assert not found["deciding"]
+        assert found["said"] == "broken off (KeyboardInterrupt): nothing more is exchanged"
+        assert found["chosen"] == chosen[-1]
+        with pytest.raises(rp.UsageError, match=r"broke(n)? off.*Start the program again from the last checkpoint"):
+            optimizer.load_state_dict(copy.deepcopy(last))
+        with pytest.raises(rp.UsageError, match=r"broke(n)? off"):
+            run(model, optimizer, comm.rank, 1)
+        for call in (lambda: optimizer.load_state_dict(copy.deepcopy(last)), optimizer.flush):
+            with pytest.raises(rp.UsageError, match=r"broke(n)? off"):  # and not that synchronize() helps
+                call()
+        assert torch.equal(weights(model), before)
+
+    rp.simulate(2, rank, timeout=30)
+
+
 @pytest.mark.parametrize("gathering", range(5))
 def test_after_a_measurement_that_was_broken_off_nothing_is_exchanged_and_all_is_saved(
     monkeypatch: pytest.MonkeyPatch, gathering: int

@@ -11,6 +11,7 @@ from exchanges import job, options, outside
 from exchanges.choice import Choice
 from exchanges.errors import CannotRun
 from exchanges.methods import DEFAULTS, METHODS, Unknown, mca_flags, named
+from exchanges.ours import made
 
 from ringprune.policies import POLICIES
 
@@ -107,6 +108,22 @@ def test_what_is_missing_is_said_before_a_job_starts(monkeypatch: pytest.MonkeyP
     with pytest.raises(CannotRun, match="of this RingPrune takes no values="):
         METHODS["ringprune:iwp"].check(Choice("tiny", "ringprune:iwp", values="int8"))
     METHODS["horovod-fp32"].check(Choice("tiny", "horovod-fp32", values="int8"))
+
+
+def test_formats_are_for_every_method_or_it_says_what_it_takes() -> None:
+    """Dense was left out beside others with both formats; of dgc one was told what it does not take, and no more."""
+    both = Choice("tiny", "", values="fp16", dense_values="int8")
+    for method in named(["ringprune:iwp", "ringprune:random_k", "ringprune:dense"]):
+        method.check(both)
+        assert made(method.policy, both, method.settings).dense_values == "int8"
+    assert made("dense", Choice("tiny", "", values="fp16"), {}).dense_values == "fp16"
+    assert made("iwp", both, {}).values == "fp16"
+    for name in ("ringprune:dgc", "ringprune:dgc-scattered"):
+        with pytest.raises(
+            CannotRun, match=rf"{name}: policy 'dgc' .* takes no values=, only density=, dense_values=$"
+        ):
+            METHODS[name].check(both)
+        METHODS[name].check(Choice("tiny", "", dense_values="int8"))
 
 
 def test_the_ring_is_forced_by_mpirun_and_seen_inside() -> None:
