@@ -1,7 +1,7 @@
 """What a checkpoint holds besides torch's own keys, and the strict check when it is loaded."""
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Origin:
         findings: NaN and infinity that this rank has to tell the others of at the next exchange, in update mode.
         fault: a wrong call or a failure that it has to tell them of.
         highest: of the learning rates so far, by param group; 0 where it is not known.
+        entries: what was saved, by :func:`_entries`; 0 where it is not known.
     """
 
     rank: int
@@ -47,10 +48,12 @@ class Origin:
     findings: tuple[str, ...] = ()
     fault: str | None = None
     highest: tuple[float, ...] = ()
+    entries: int = 0
 
 
-def save(origin: Origin, state: Tensors) -> dict[str, Any]:
-    """The checkpoint's entry: copies of every tensor, by parameter name and kind."""
+def save(origin: Origin, state: Tensors, inner: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The checkpoint's entry: copies of every tensor, by parameter name and kind; ``inner`` as in _entries."""
+    origin = replace(origin, entries=_entries(state, inner or {}))
     copies = {name: {kind: tensor.detach().clone() for kind, tensor in entry.items()} for name, entry in state.items()}
     return {"format": FORMAT, **asdict(origin), "parameters": copies}
 
@@ -99,7 +102,7 @@ def check_origin(saved: Any, rank: int, size: int, keepers: int) -> Origin:
 
 def _check_facts(origin: Origin) -> None:
     """Whether each is what :func:`save` writes."""
-    counts = ("rank", "size", "keepers", "step", "local_steps")
+    counts = ("rank", "size", "keepers", "step", "local_steps", "entries")
     fits = {name: type(value := getattr(origin, name)) is int and value >= 0 for name in counts}
     fits |= {"flushed": isinstance(origin.flushed, bool), "fault": isinstance(origin.fault, str | None)}
     fits |= {"findings": _is_list_of(str, origin.findings), "highest": _is_list_of((int, float), origin.highest)}
@@ -123,11 +126,16 @@ def without_kept(saved: Tensors) -> dict[str, dict[str, Tensor]]:
     return {name: {kind: t for kind, t in entry.items() if kind not in KEPT} for name, entry in saved.items()}
 
 
-def check_tensors(saved: Tensors, state: Tensors) -> None:
+def check_tensors(saved: Tensors, state: Tensors, whole: Mapping[str, Any] | None = None) -> None:
     """Whether a checkpoint's tensors fit ``state``; changes nothing.
 
+    Args:
+        saved: of the checkpoint's entry.
+        state: where they go.
+        whole: a wrapper's checkpoint, to see whether all is there that is made during training, such as momentum.
+
     Raises:
-        CheckpointError: names are missing, unexpected or have other shapes; lists the three.
+        CheckpointError: names are missing, unexpected or have other shapes, and which; a part was not loaded.
     """
     have, want = _flat(saved), _flat(state)
     missing = sorted(key for key in want.keys() - have.keys() if key.rpartition(".")[2] not in ANEW)
@@ -143,6 +151,24 @@ def check_tensors(saved: Tensors, state: Tensors) -> None:
             "things: load it under that with which it was saved. "
             f"Missing: {_listed(missing)}. Unexpected: {_listed(unexpected)}. Other shape: {_listed(misshaped)}"
         )
+    if whole is not None:
+        _check_whole(whole)
+
+
+def _check_whole(state_dict: Mapping[str, Any]) -> None:
+    saved = state_dict["ringprune"]
+    lacking = saved.get("entries", 0) - _entries(saved["parameters"], state_dict)
+    if lacking > 0:
+        raise CheckpointError(
+            f"the checkpoint lacks {lacking} of the {saved['entries']} entries that were saved, such as momentum. "
+            "torch.distributed.checkpoint leaves out what a new optimizer has not made yet: save and load "
+            "optimizer.state_dict() by torch.save, in a file for each rank"
+        )
+
+
+def _entries(state: Tensors, inner: Mapping[str, Any]) -> int:
+    """How many tensors the wrapper has, and the parameters of which the wrapped optimizer, of ``inner``, has any."""
+    return sum(map(len, state.values())) + len(inner.get("state") or ())
 
 
 def copy(saved: Tensors, state: Tensors) -> None:
