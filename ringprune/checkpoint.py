@@ -58,18 +58,24 @@ def save(origin: Origin, state: Tensors, inner: Mapping[str, Any] | None = None)
     return {"format": FORMAT, **asdict(origin), "parameters": copies}
 
 
-def check_origin(saved: Any, rank: int, size: int, keepers: int) -> Origin:
-    """Where a checkpoint's entry comes from, if this rank may continue from it.
+_NOT_OURS = (
+    "the checkpoint has no 'ringprune' entry, so it is not one of a ringprune.DistributedOptimizer; load it into the "
+    "plain optimizer before wrapping it"
+)
+_NOT_A_HOOKS = "this is no state_dict() of a ringprune.ddp_hook: a dict with format, rank, size and parameters"
+_FLUSH = "call flush() before saving, after which any rank's checkpoint serves any number of ranks"
+_LEAVE_OUT = "leave load_state_dict() out: training goes on without what was kept back"
+
+
+def check_origin(saved: Any, rank: int, size: int, keepers: int, *, hook: bool = False) -> Origin:
+    """Where a checkpoint's entry, or that of a ``hook`` of DDP, comes from, if this rank may continue from it.
 
     Raises:
         CheckpointError: there is no RingPrune entry, it is damaged or has another format, or it is of another rank or
             number of ranks or nodes.
     """
-    if not isinstance(saved, Mapping):
-        raise CheckpointError(
-            "the checkpoint has no 'ringprune' entry, so it is not one of a ringprune.DistributedOptimizer; load it "
-            "into the plain optimizer before wrapping it"
-        )
+    if not isinstance(saved, Mapping) or (hook and "format" not in saved):
+        raise CheckpointError(_NOT_A_HOOKS if hook else _NOT_OURS)
     if saved.get("format") != FORMAT:
         raise CheckpointError(f"the checkpoint has format {saved.get('format')!r}; this version reads {FORMAT}")
     names = [field.name for field in fields(Origin) if field.name in saved or field.default is MISSING]
@@ -88,8 +94,7 @@ def check_origin(saved: Any, rank: int, size: int, keepers: int) -> Origin:
     if not origin.flushed and (origin.rank, origin.size) != (rank, size):
         raise CheckpointError(
             f"the checkpoint holds the residuals of rank {origin.rank} of {origin.size}, this is rank {rank} of "
-            f"{size}: load each rank's own file with the same number of ranks, or call flush() before saving, after "
-            "which any rank's checkpoint serves any number of ranks"
+            f"{size}: load each rank's own file with the same number of ranks, or {_LEAVE_OUT if hook else _FLUSH}"
         )
     if not origin.flushed and origin.keepers != keepers:
         raise CheckpointError(

@@ -363,7 +363,7 @@ class DDPHook:
             CheckpointError: it does not fit; before the first backward pass, whether its tensors fit is found there.
         """
         if state_dict:
-            checkpoint.check_origin(state_dict, self._comm.rank, self._comm.size, self._comm.size)
+            checkpoint.check_origin(state_dict, self._comm.rank, self._comm.size, self._comm.size, hook=True)
         if self._exchange is None:
             self._saved = dict(state_dict)
         else:
