@@ -18,6 +18,7 @@ from ringprune import checkpoint, wire
 from ringprune.comm import connect
 from ringprune.comm.communicator import CPU, Communicator, is_communicator
 from ringprune.ddp_plan import Arrived, in_order, plan_of_ddp
+from ringprune.ddp_steps import Steps
 from ringprune.errors import ArgumentTypeError, CheckpointError, ConfigurationError, UsageError
 from ringprune.exchange import Exchange
 from ringprune.metrics import Metrics
@@ -110,6 +111,7 @@ class DDPHook:
         self._steady, self._alike = False, 0  # how many passes in a row have had the layout of the one before
         self._exchange: Exchange | None = None
         self._tally: dict[str, int] = {}  # of selection, in exchanges before it
+        self._steps = Steps()
         self._saved: dict[str, Any] | None = None
         self._state: object = None  # what register_comm_hook was given; others take a process group there
 
@@ -148,6 +150,7 @@ class DDPHook:
                 "DistributedDataParallel hands over several buckets without telling which is the last, as it does in "
                 "the first pass with static_graph=True and parameters of several dtypes: leave static_graph out"
             )
+        self._steps.begin(self._params, tell=self._comm.rank == 0)
         self._arrived, self._open = [], True
 
     def _start(self, position: int, factors: dict[int, float] | None) -> None:
@@ -236,6 +239,7 @@ class DDPHook:
                 arrived.buffer.mul_(self._scale.value)
         self._give_unused()
         self._metrics.steps += 1
+        self._steps.exchanged(self._params if self._exchange.groups_kept_back() else [])
 
     def _give_unused(self) -> None:
         """See that averages of parameters which this rank has not used in the pass come to them.
@@ -267,6 +271,7 @@ class DDPHook:
         """A gradient is not finite: nothing of the pass is kept; all scalers skip the step, or all raise."""
         assert self._exchange is not None
         self._exchange.abandon()
+        self._steps.exchanged([])
         self._touched.clear()
         self._verdict.raise_or_skip()
         self._metrics.skipped_steps += 1

@@ -1,6 +1,7 @@
 """A job that trains under DistributedDataParallel with RingPrune's hook and compares it with the wrapper."""
 
 import copy
+import logging
 import math
 import os
 import sys
@@ -416,6 +417,40 @@ def passes_in_no_sync_are_exchanged_with_the_next(comm: rp.comm.Communicator) ->
             assert all(same_bytes(plain, ours) for plain, ours in zip(found[:3], found[3:], strict=True))
 
 
+class Heard(logging.Handler):
+    """What ringprune has warned of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+def a_pass_that_nobody_steps_on_is_told(comm: rp.comm.Communicator) -> None:
+    """A generator's loss left its gradients, of the other sign, in the discriminator's residual, in silence."""
+    heard = Heard()
+    logging.getLogger("ringprune").addHandler(heard)
+    for policy, thrown_away in ((rp.IWP(0.05), False), (rp.Dense(), True), (rp.IWP(0.05), True)):
+        ddp, _ = wrapped(policy)
+        with ddp.join():
+            train(ddp, comm.rank, 3 if comm.rank else 2)
+        optimizer = sgd(ddp.parameters())
+        for batch in batches(comm.rank, 4):
+            optimizer.zero_grad()
+            if thrown_away:
+                loss_of(ddp, batch).backward()
+                optimizer.zero_grad()
+            with ddp.no_sync():
+                loss_of(ddp, batch).backward()
+            loss_of(ddp, batch).backward()
+            optimizer.step()
+        told = [text for text in heard.said if "no optimizer stepped" in text]
+        assert len(told) == (thrown_away and policy.name == "iwp" and comm.rank == 0), (policy.name, told)
+    logging.getLogger("ringprune").removeHandler(heard)
+
+
 def a_loop_that_is_compiled_as_a_whole(comm: rp.comm.Communicator) -> None:
     """torch.compile went into the hook, and failed on what is coded there."""
     rest = []
@@ -460,6 +495,7 @@ CHECKS = (
     parameters_that_cannot_be_exchanged_are_refused_by_name,
     averages_beyond_float16_are_refused,
     wrappers_that_are_closed_give_their_groups_back,
+    a_pass_that_nobody_steps_on_is_told,
     a_loop_that_is_compiled_as_a_whole,
 )
 
