@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ class Origin:
         findings: NaN and infinity that this rank has to tell the others of at the next exchange, in update mode.
         fault: a wrong call or a failure that it has to tell them of.
         highest: of the learning rates so far, by param group; 0 where it is not known.
+        entries: what was saved, by :func:`_entries`; 0 where it is not known.
     """
 
     rank: int
@@ -62,26 +63,34 @@ class Origin:
     findings: tuple[str, ...] = ()
     fault: str | None = None
     highest: tuple[float, ...] = ()
+    entries: int = 0
 
 
-def save(origin: Origin, state: Tensors) -> dict[str, Any]:
-    """The checkpoint's entry: copies of every tensor, by parameter name and kind."""
+def save(origin: Origin, state: Tensors, inner: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The checkpoint's entry: copies of every tensor, by parameter name and kind; ``inner`` as in _entries."""
+    origin = replace(origin, entries=_entries(state, inner or {}))
     copies = {name: {kind: tensor.detach().clone() for kind, tensor in entry.items()} for name, entry in state.items()}
     return {"format": FORMAT, **asdict(origin), "parameters": copies}
 
 
-def check_origin(saved: Any, rank: int, size: int, keepers: int) -> Origin:
-    """Where a checkpoint's entry comes from, if this rank may continue from it.
+_NOT_OURS = (
+    "the checkpoint has no 'ringprune' entry, so it is not one of a ringprune.DistributedOptimizer; load it into the "
+    "plain optimizer before wrapping it"
+)
+_NOT_A_HOOKS = "this is no state_dict() of a ringprune.ddp_hook: a dict with format, rank, size and parameters"
+_FLUSH = "call flush() before saving, after which any rank's checkpoint serves any number of ranks"
+_LEAVE_OUT = "leave load_state_dict() out: training goes on without what was kept back"
+
+
+def check_origin(saved: Any, rank: int, size: int, keepers: int, *, hook: bool = False) -> Origin:
+    """Where a checkpoint's entry, or that of a ``hook`` of DDP, comes from, if this rank may continue from it.
 
     Raises:
         CheckpointError: there is no RingPrune entry, it is damaged or has another format, or it is of another rank or
             number of ranks or nodes.
     """
-    if not isinstance(saved, Mapping):
-        raise CheckpointError(
-            "the checkpoint has no 'ringprune' entry, so it is not one of a ringprune.DistributedOptimizer; load it "
-            "into the plain optimizer before wrapping it"
-        )
+    if not isinstance(saved, Mapping) or (hook and "format" not in saved):
+        raise CheckpointError(_NOT_A_HOOKS if hook else _NOT_OURS)
     if saved.get("format") != FORMAT:
         raise CheckpointError(f"the checkpoint has format {saved.get('format')!r}; this version reads {FORMAT}")
     names = [field.name for field in fields(Origin) if field.name in saved or field.default is MISSING]
@@ -100,8 +109,7 @@ def check_origin(saved: Any, rank: int, size: int, keepers: int) -> Origin:
     if not origin.flushed and (origin.rank, origin.size) != (rank, size):
         raise CheckpointError(
             f"the checkpoint holds the residuals of rank {origin.rank} of {origin.size}, this is rank {rank} of "
-            f"{size}: load each rank's own file with the same number of ranks, or call flush() before saving, after "
-            "which any rank's checkpoint serves any number of ranks"
+            f"{size}: load each rank's own file with the same number of ranks, or {_LEAVE_OUT if hook else _FLUSH}"
         )
     if not origin.flushed and origin.keepers != keepers:
         raise CheckpointError(
@@ -114,7 +122,7 @@ def check_origin(saved: Any, rank: int, size: int, keepers: int) -> Origin:
 
 def _check_facts(origin: Origin) -> None:
     """Whether each is what :func:`save` writes."""
-    counts = ("rank", "size", "keepers", "step", "local_steps")
+    counts = ("rank", "size", "keepers", "step", "local_steps", "entries")
     fits = {name: type(value := getattr(origin, name)) is int and value >= 0 for name in counts}
     fits |= {"flushed": isinstance(origin.flushed, bool), "fault": isinstance(origin.fault, str | None)}
     fits |= {"findings": _is_list_of(str, origin.findings), "highest": _is_list_of((int, float), origin.highest)}
@@ -168,11 +176,16 @@ def refused_together(comm: Communicator, metrics: Metrics) -> Iterator[None]:
         raise CheckpointError(f"nothing was loaded, since not all ranks can: {by_rank(texts)}")
 
 
-def check_tensors(saved: Tensors, state: Tensors) -> None:
+def check_tensors(saved: Tensors, state: Tensors, whole: Mapping[str, Any] | None = None) -> None:
     """Whether a checkpoint's tensors fit ``state``; changes nothing.
 
+    Args:
+        saved: of the checkpoint's entry.
+        state: where they go.
+        whole: a wrapper's checkpoint, to see whether all is there that is made during training, such as momentum.
+
     Raises:
-        CheckpointError: names are missing, unexpected or have other shapes; lists the three.
+        CheckpointError: names are missing, unexpected or have other shapes, and which; a part was not loaded.
     """
     have, want = _flat(saved), _flat(state)
     missing = sorted(key for key in want.keys() - have.keys() if key.rpartition(".")[2] not in ANEW)
@@ -188,6 +201,24 @@ def check_tensors(saved: Tensors, state: Tensors) -> None:
             "things: load it under that with which it was saved (with hierarchical, one of a node's first rank). "
             f"Missing: {_listed(missing)}. Unexpected: {_listed(unexpected)}. Other shape: {_listed(misshaped)}"
         )
+    if whole is not None:
+        _check_whole(whole)
+
+
+def _check_whole(state_dict: Mapping[str, Any]) -> None:
+    saved = state_dict["ringprune"]
+    lacking = saved.get("entries", 0) - _entries(saved["parameters"], state_dict)
+    if lacking > 0:
+        raise CheckpointError(
+            f"the checkpoint lacks {lacking} of the {saved['entries']} entries that were saved, such as momentum. "
+            "torch.distributed.checkpoint leaves out what a new optimizer has not made yet: save and load "
+            "optimizer.state_dict() by torch.save, in a file for each rank"
+        )
+
+
+def _entries(state: Tensors, inner: Mapping[str, Any]) -> int:
+    """How many tensors the wrapper has, and the parameters of which the wrapped optimizer, of ``inner``, has any."""
+    return sum(map(len, state.values())) + len(inner.get("state") or ())
 
 
 def copy(saved: Tensors, state: Tensors) -> None:

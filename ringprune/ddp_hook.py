@@ -6,7 +6,7 @@ Momentum correction needs the optimizer and is left out.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from inspect import Parameter, Signature
 from typing import Any
@@ -17,7 +17,8 @@ from torch import Tensor
 from ringprune import checkpoint, wire
 from ringprune.comm import connect
 from ringprune.comm.communicator import CPU, Communicator, is_communicator
-from ringprune.ddp_plan import plan_of_ddp
+from ringprune.ddp_plan import Arrived, in_order, plan_of_ddp
+from ringprune.ddp_steps import Steps
 from ringprune.errors import ArgumentTypeError, CheckpointError, ConfigurationError, UsageError
 from ringprune.exchange import Exchange
 from ringprune.metrics import Metrics
@@ -91,35 +92,6 @@ def _give(averages: Sequence[tuple[Tensor, Tensor]]) -> None:
             param.grad = average if param.grad is None else param.grad.copy_(average)
 
 
-@dataclass
-class _Arrived:
-    """One of DDP's buckets in this backward pass."""
-
-    buffer: Tensor
-    params: list[Tensor]
-    grads: list[Tensor]
-
-    def __post_init__(self) -> None:
-        # Of a GPU's who waits for it comes after this stream.
-        devices: list[Any] | None = [self.buffer.device] if self.buffer.is_cuda else None
-        self.future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
-
-    @property
-    def layout(self) -> tuple[int, ...]:
-        return tuple(map(id, self.params))
-
-
-def _in_order(grad: Tensor, param: Tensor) -> Tensor:
-    """The gradient as a view whose entries match the parameter's.
-
-    DDP gives a gradient the parameter's shape, but its entries lie as the parameter's do in memory (channels last).
-    """
-    by_stride = sorted(range(param.dim()), key=param.stride, reverse=True)
-    if param.is_contiguous() or not param.permute(by_stride).is_contiguous():
-        return grad
-    return grad.as_strided(param.shape, param.stride())
-
-
 class DDPHook:
     """What :func:`ddp_hook` makes; ``state_dict()`` holds what this rank keeps back, save it on every rank."""
 
@@ -130,7 +102,7 @@ class DDPHook:
         kind = Parameter.POSITIONAL_OR_KEYWORD
         self.__signature__ = Signature([Parameter("state", kind), Parameter("bucket", kind)])
         self._params: list[Tensor] = []
-        self._arrived: list[_Arrived] = []
+        self._arrived: list[Arrived] = []
         self._open = False  # buckets of a backward pass have come, but not the last one
         self._touched: set[int] = set()  # ids of parameters that have got a gradient here since the last pass
         self._watched: set[int] = set()
@@ -138,6 +110,8 @@ class DDPHook:
         self._found: list[tuple[Sequence[int], Tensor]] = []  # counts of NaN and infinite entries, not yet read
         self._steady, self._alike = False, 0  # how many passes in a row have had the layout of the one before
         self._exchange: Exchange | None = None
+        self._tally: dict[str, int] = {}  # of selection, in exchanges before it
+        self._steps = Steps()
         self._saved: dict[str, Any] | None = None
         self._state: object = None  # what register_comm_hook was given; others take a process group there
 
@@ -157,8 +131,8 @@ class DDPHook:
                 f"the gradient of {self._names.get(id(params[0]), 'a parameter')!r} is sparse: ddp_hook exchanges "
                 "dense ones only. Use ringprune.DistributedOptimizer with the plain model, or leave sparse=True out"
             )
-        grads = [_in_order(grad, param) for grad, param in zip(bucket.gradients(), params, strict=True)]
-        self._arrived.append(_Arrived(bucket.buffer(), params, grads))
+        grads = [in_order(grad, param) for grad, param in zip(bucket.gradients(), params, strict=True)]
+        self._arrived.append(Arrived(bucket.buffer(), params, grads))
         if self._steady:
             self._start(len(self._arrived) - 1, None)
         if bucket.is_last():
@@ -176,6 +150,7 @@ class DDPHook:
                 "DistributedDataParallel hands over several buckets without telling which is the last, as it does in "
                 "the first pass with static_graph=True and parameters of several dtypes: leave static_graph out"
             )
+        self._steps.begin(self._params, tell=self._comm.rank == 0)
         self._arrived, self._open = [], True
 
     def _start(self, position: int, factors: dict[int, float] | None) -> None:
@@ -264,6 +239,7 @@ class DDPHook:
                 arrived.buffer.mul_(self._scale.value)
         self._give_unused()
         self._metrics.steps += 1
+        self._steps.exchanged(self._params if self._exchange.groups_kept_back() else [])
 
     def _give_unused(self) -> None:
         """See that averages of parameters which this rank has not used in the pass come to them.
@@ -295,6 +271,7 @@ class DDPHook:
         """A gradient is not finite: nothing of the pass is kept; all scalers skip the step, or all raise."""
         assert self._exchange is not None
         self._exchange.abandon()
+        self._steps.exchanged([])
         self._touched.clear()
         self._verdict.raise_or_skip()
         self._metrics.skipped_steps += 1
@@ -306,10 +283,9 @@ class DDPHook:
     def _build(self, layout: list[tuple[int, ...]]) -> None:
         """Make the Plan for DDP's buckets, and move what was kept back over to it."""
         kept, params = self.state_dict(), [param for arrived in self._arrived for param in arrived.params]
-        if self._exchange is not None and not {*map(id, params)} & {*map(id, self._params)}:
-            raise UsageError(
-                "this hook serves another DistributedDataParallel: make a ringprune.ddp_hook for each model"
-            )
+        if self._exchange is not None:
+            self._check_same(params)
+            self._tally = self._selection()
         self._params = params
         facts = [f"wire format {wire.WIRE_VERSION}", f"policy {self._policy}", f"seed={self._seed}", str(self._scale)]
         ddps = [arrived.params for arrived in self._arrived]
@@ -329,8 +305,25 @@ class DDPHook:
         except CheckpointError as error:
             failure = str(error)
         shake_hands(self._plan.facts, self._comm, CPU, failure)
+        if self._exchange is not None:  # those that have run out of batches, in join(), need not have the same weights
+            exchange.alike = self._exchange.checked
         self._exchange, self._saved, self._layout = exchange, None, layout
         self._found = []
+
+    def _check_same(self, params: Sequence[Tensor]) -> None:
+        """Whether the new buckets are of the parameters of before."""
+        before, now = ({id(param): param for param in those} for those in (self._params, params))
+        if not before.keys() & now.keys():
+            raise UsageError(
+                "this hook serves another DistributedDataParallel: make a ringprune.ddp_hook for each model"
+            )
+        changed = sorted(self._names.get(key, "a parameter without a name") for key in before.keys() ^ now.keys())
+        if changed:
+            shown = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+            raise UsageError(
+                f"requires_grad of {shown} has changed since this hook's first pass: make a new ringprune.ddp_hook "
+                "with the new DistributedDataParallel, without load_state_dict(). What this one keeps back is lost"
+            )
 
     def _other_ranks(self) -> str | None:
         """What is wrong where DDP, or the hook's state, is of another number of ranks than the communicator."""
@@ -346,7 +339,12 @@ class DDPHook:
 
     def stats(self) -> dict[str, Any]:
         """Steps, bytes by content, ratios, densities and seconds per stage; empty before the first backward pass."""
-        return self._metrics.stats() | {"selection": self._exchange.tally()} if self._exchange is not None else {}
+        return self._metrics.stats() | {"selection": self._selection()} if self._exchange is not None else {}
+
+    def _selection(self) -> dict[str, int]:
+        """The counts of all exchanges: each change of DDP's buckets has begun another one."""
+        assert self._exchange is not None
+        return {name: count + self._tally.get(name, 0) for name, count in self._exchange.tally().items()}
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps back, by parameter name; empty before the first backward pass."""
@@ -370,7 +368,7 @@ class DDPHook:
             CheckpointError: it does not fit; before the first backward pass, whether its tensors fit is found there.
         """
         if state_dict:
-            checkpoint.check_origin(state_dict, self._comm.rank, self._comm.size, self._comm.size)
+            checkpoint.check_origin(state_dict, self._comm.rank, self._comm.size, self._comm.size, hook=True)
         if self._exchange is None:
             self._saved = dict(state_dict)
         else:

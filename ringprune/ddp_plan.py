@@ -1,6 +1,8 @@
-"""The buckets of DistributedDataParallel as those of a Plan."""
+"""The buckets of DistributedDataParallel, and these as those of a Plan."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +11,37 @@ from ringprune.arguments import describe_parameters
 from ringprune.plan import Bucket, ParamSpec, Plan, Route, make_bucket
 from ringprune.policies import Policy
 
-__all__ = ["plan_of_ddp"]
+__all__ = ["Arrived", "in_order", "plan_of_ddp"]
+
+
+@dataclass
+class Arrived:
+    """One of DDP's buckets in this backward pass."""
+
+    buffer: Tensor
+    params: list[Tensor]
+    grads: list[Tensor]
+
+    def __post_init__(self) -> None:
+        # Of a GPU's who waits for it comes after this stream.
+        devices: list[Any] | None = [self.buffer.device] if self.buffer.is_cuda else None
+        self.future: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
+
+    @property
+    def layout(self) -> tuple[int, ...]:
+        """Which parameters, in which order."""
+        return tuple(map(id, self.params))
+
+
+def in_order(grad: Tensor, param: Tensor) -> Tensor:
+    """The gradient as a view whose entries match the parameter's.
+
+    DDP gives a gradient the parameter's shape, but its entries lie as the parameter's do in memory (channels last).
+    """
+    by_stride = sorted(range(param.dim()), key=param.stride, reverse=True)
+    if param.is_contiguous() or not param.permute(by_stride).is_contiguous():
+        return grad
+    return grad.as_strided(param.shape, param.stride())
 
 
 def plan_of_ddp(

@@ -340,7 +340,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if mode is not None:
             flushed = self._flushed or not mode.keeps_something()
             origin = checkpoint.Origin(self._comm.rank, self._comm.size, self._keepers, flushed=flushed, **mode.made())
-            state["ringprune"] = checkpoint.save(origin, mode.state())
+            state["ringprune"] = checkpoint.save(origin, mode.state(), state)
             if self._pilot is not None:
                 state["ringprune"]["auto"] = self._pilot.state()
         return state
@@ -365,10 +365,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 mode.idle("load_state_dict()")
                 origin, entries = checkpoint.opened(state_dict.get("ringprune"), *known, keeps=mode.keeps)
                 if self._pilot is None:
-                    checkpoint.check_tensors(entries, mode.state_like(entries, make=False))
+                    checkpoint.check_tensors(entries, mode.state_like(entries, make=False), state_dict)
 
             def load(mode: GradientMode | UpdateMode) -> None:
-                checkpoint.check_tensors(entries, mode.state_like(entries, make=False))
+                checkpoint.check_tensors(entries, mode.state_like(entries, make=False), state_dict)
                 sharded_state.load(self._inner, inner)
 
             if self._pilot is None:

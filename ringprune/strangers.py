@@ -60,8 +60,8 @@ class Strangers:
                 if param.requires_grad and id(param) not in self._known:
                     yield (
                         f"a parameter of shape {list(param.shape)} in param group {number} requires a gradient and did "
-                        "not when the optimizer was wrapped: freeze it again, flush() and close() the wrapper, and "
-                        "only then unfreeze it and wrap again"
+                        "not, or was not there, when the optimizer was wrapped: freeze it, flush() and close() the "
+                        "wrapper, and only then unfreeze it and wrap again"
                     )
 
     def in_model(self) -> str | None:

@@ -247,7 +247,9 @@ def test_parameters_that_were_not_agreed_on_are_noticed(how: str) -> None:
         extra.weight.requires_grad_(True)
         optimizer.zero_grad()
         loss_of(model, next(iter(batches(comm.rank, 1)))).backward()
-        with pytest.raises(rp.UsageError, match=r"shape \[64, 64\] in param group 1 requires a gradient"):
+        with pytest.raises(
+            rp.UsageError, match=r"shape \[64, 64\] in param group 1 requires a gradient and did not, or was not there"
+        ):
             optimizer.step()
 
     rp.simulate(2, rank)

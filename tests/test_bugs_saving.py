@@ -2,15 +2,17 @@
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint import load, save
 
 import ringprune as rp
 from ringprune.exchange.kept import KeptLane
-from tests.training import batches, loss_of, make_model, run, same_bytes, wrap
+from tests.training import MakeOptimizer, adamw, batches, loss_of, make_model, run, same_bytes, sgd, wrap
 
 ROUNDING = 1e-5  # of float32 sums of numbers below 1
 
@@ -244,5 +246,32 @@ def test_an_entry_that_was_changed_by_hand_is_refused(field: str, value: Any) ->
         after = optimizer.state_dict()["ringprune"]
         for name, kinds in before["parameters"].items():
             assert all(same_bytes(tensor, after["parameters"][name][kind]) for kind, tensor in kinds.items())
+
+    rp.simulate(1, rank)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.parametrize(("policy", "make"), [(rp.Dense(), sgd), (rp.Dense(), adamw), (rp.IWP(0.05), adamw)])
+def test_a_checkpoint_that_was_filled_in_part_is_refused(
+    policy: rp.Policy, make: MakeOptimizer, tmp_path: Path
+) -> None:
+    """torch.distributed.checkpoint loads what a new optimizer has already: momentum began anew, in silence."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, policy, make)
+        run(model, optimizer, comm.rank, 2)
+        save({"optimizer": optimizer.state_dict()}, checkpoint_id=tmp_path, no_dist=True)
+        optimizer.close()
+        again = wrap(model, comm.duplicate(), policy, make)
+        found = {"optimizer": again.state_dict()}
+        load(found, checkpoint_id=tmp_path, no_dist=True)
+        assert found["optimizer"]["ringprune"]["step"] == 2
+        with pytest.raises(rp.CheckpointError, match=r"lacks \d+ .*torch\.save"):
+            again.load_state_dict(found["optimizer"])
+        run(model, again, comm.rank, 1)
+        found = {"optimizer": again.state_dict()}  # now it has what there is to fill
+        load(found, checkpoint_id=tmp_path, no_dist=True)
+        again.load_state_dict(found["optimizer"])
 
     rp.simulate(1, rank)

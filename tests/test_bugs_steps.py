@@ -185,7 +185,7 @@ def test_after_a_layer_was_unfrozen_too_early_what_the_error_says_works(policy: 
 
         steps(4)
         layer.requires_grad_(True)
-        with pytest.raises(rp.UsageError, match=r"freeze it again, flush\(\) and close\(\) the wrapper"):
+        with pytest.raises(rp.UsageError, match=r"freeze it, flush\(\) and close\(\) the wrapper"):
             steps(4)
         layer.requires_grad_(False)
         optimizer.flush()

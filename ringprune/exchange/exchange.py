@@ -12,7 +12,7 @@ from ringprune.comm.communicator import CPU, Communicator, Nodes
 from ringprune.errors import RingPruneError
 from ringprune.exchange.kept import KeptLane
 from ringprune.exchange.lane import Lane, Setting
-from ringprune.exchange.lanes import exchanging, kind_of, lane_of
+from ringprune.exchange.lanes import exchanging, kind_of, lane_of, longest_sum
 from ringprune.exchange.packed import PackedLane
 from ringprune.exchange.rotation import Rotation
 from ringprune.exchange.rows import RowsLane
@@ -20,7 +20,7 @@ from ringprune.exchange.start_check import check_start
 from ringprune.exchange.watch import Watch
 from ringprune.guard import Guard
 from ringprune.metrics import Content, Metrics
-from ringprune.plan import Bucket, Plan
+from ringprune.plan import Plan
 from ringprune.policies.policy import Policy
 from ringprune.reduction import Mean, RingChoice, choose_ring
 from ringprune.residual import Correction
@@ -55,6 +55,7 @@ class Exchange:
         first: exchanges that another one made before.
 
     Attributes:
+        alike: all ranks have been found to start with the same weights, or need not; :meth:`begin` compares none then.
         first: as given.
         step: exchanges made, by another one too; the counter behind roots, exploration and warm-up.
         damage: what was broken off.
@@ -78,7 +79,7 @@ class Exchange:
         first: int = 0,
     ) -> None:
         self.first = self.step = first
-        self._plan, self.checked = plan, False
+        self._plan, self.checked, self.alike = plan, False, False
         ring = RingChoice(0, "our ring, as asked for") if policy.reduction == "ring" else RingChoice.never()
         rotation = Rotation(plan, policy.turns) if policy.turns > 1 else None
         self._setting = Setting(
@@ -111,8 +112,9 @@ class Exchange:
     def check_start(self, *, resumed: bool = False) -> None:
         """Once: :meth:`check_weights`, and what is chosen by measurement; ``resumed`` as there."""
         if not self.checked:
-            self.check_weights(resumed)
-            self.checked = True
+            if not self.alike:
+                self.check_weights(resumed)
+            self.checked = self.alike = True
             if self._measures:
                 self._setting.ring = self._choose_ring()
 
@@ -127,19 +129,9 @@ class Exchange:
     def _choose_ring(self) -> RingChoice:
         """Who sums float32 values; measured where there is a choice, and messages long enough to care."""
         setting = self._setting
-        longest = max((self._longest(bucket) for bucket in self._plan.buckets), default=0.0)
+        longest = max((longest_sum(bucket, setting.policy) for bucket in self._plan.buckets), default=0.0)
         with setting.metrics.sending("headers"):
             return choose_ring(setting.comm, longest, self._plan.buckets[0].device if self._plan.buckets else CPU)
-
-    def _longest(self, bucket: Bucket) -> float:
-        """Bytes of a bucket's float32 sum after warm-up; 0 where pairs or rows are added up instead."""
-        policy = self._setting.policy
-        packed = bucket.route == "packed"
-        pairs = packed and policy.index_sets != "shared"
-        rows = bucket.route == "rows" and policy.rows is not None and policy.rows.way in ("gather", "owners")
-        if pairs or rows or (policy.values if packed else policy.dense_values) != "fp32":
-            return 0.0
-        return 4 * bucket.numel * (policy.density.target if packed else 1.0)
 
     def start(
         self, index: int, corrected: Sequence[Tensor], correction: Correction, *, count: bool = True
@@ -394,6 +386,6 @@ class Exchange:
     def resumed(self, step: int, *, flushed: bool = False) -> None:
         """The state was overwritten from a checkpoint made after ``step`` exchanges; check again before going on."""
         self.forget()
-        self.step, self.checked, self.damage.torn = step, False, False
+        self.step, self.checked, self.alike, self.damage.torn = step, False, False, False
         for lane in self._lanes:
             lane.resumed(flushed=flushed or not step)

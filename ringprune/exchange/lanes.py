@@ -18,7 +18,7 @@ from ringprune.exchange.rows import RowsLane
 from ringprune.plan import Bucket
 from ringprune.policies.policy import Policy
 
-__all__ = ["exchanging", "kind_of", "lane_of"]
+__all__ = ["exchanging", "kind_of", "lane_of", "longest_sum"]
 
 
 def kind_of(bucket: Bucket, policy: Policy) -> type[PackedLane | RoundedLane | DenseLane | RowsLane]:
@@ -48,3 +48,13 @@ def lane_of(bucket: Bucket, setting: Setting, nodes: Nodes | None) -> Lane:
 def exchanging(lane: Lane) -> Lane:
     """The lane that exchanges with other ranks under the policy; itself where this rank leaves that to another."""
     return lane.between or lane if isinstance(lane, NodeLane) else lane
+
+
+def longest_sum(bucket: Bucket, policy: Policy) -> float:
+    """Bytes of a bucket's float32 sum after warm-up; 0 where pairs or rows are added up instead."""
+    packed = bucket.route == "packed"
+    pairs = packed and policy.index_sets != "shared"
+    rows = bucket.route == "rows" and policy.rows is not None and policy.rows.way in ("gather", "owners")
+    if pairs or rows or (policy.values if packed else policy.dense_values) != "fp32":
+        return 0.0
+    return 4 * bucket.numel * (policy.density.target if packed else 1.0)

@@ -1,6 +1,7 @@
 """A job that trains under DistributedDataParallel with RingPrune's hook and compares it with the wrapper."""
 
 import copy
+import logging
 import math
 import os
 import sys
@@ -118,13 +119,43 @@ def resuming_equals_not_stopping(comm: rp.comm.Communicator) -> None:
     assert not any(tensor.any() for kinds in state["parameters"].values() for tensor in kinds.values())
 
 
+def a_change_of_what_is_trained_needs_a_new_hook(comm: rp.comm.Communicator) -> None:
+    """The error spoke of a checkpoint, and of policies, where there was neither."""
+    for frozen_first in (True, False):
+        model = make_model()
+        model[0].requires_grad_(not frozen_first)
+        hook = rp.ddp_hook(rp.IWP(0.05), named_parameters=model.named_parameters())
+        for pas in range(2):
+            ddp = DistributedDataParallel(model)
+            ddp.register_comm_hook(None, hook)
+            says = r"requires_grad of 0\.bias, 0\.weight has changed .* a new ringprune\.ddp_hook"
+            with pytest.raises(rp.UsageError, match=says) if pas else nullcontext():
+                train(ddp, comm.rank, 2)
+            model[0].requires_grad_(frozen_first)
+        ddp = DistributedDataParallel(model)
+        ddp.register_comm_hook(None, rp.ddp_hook(rp.IWP(0.05), named_parameters=model.named_parameters()))
+        train(ddp, comm.rank, 2)
+
+
+def selection_is_counted_over_all_buckets_that_ddp_makes(comm: rp.comm.Communicator) -> None:
+    """The counts began anew where DDP changed its buckets, after the first pass."""
+    ddp, hook = wrapped(rp.IWP(0.05, roots="all"))
+    train(ddp, comm.rank, 6)
+    assert hook.stats()["selection"]["tensors"] == 6 * 2
+
+
 def other_checkpoints_are_refused(comm: rp.comm.Communicator) -> None:
     ddp, hook = wrapped(rp.IWP(0.05))
     assert hook.state_dict() == {}
     train(ddp, comm.rank, 1)
     saved = hook.state_dict()
-    for wrong in ({**saved, "size": comm.size + 1}, {**saved, "parameters": {}}):
-        with pytest.raises(rp.CheckpointError):
+    for wrong, says in (
+        ({**saved, "size": comm.size + 1}, r"residuals of rank \d of .* leave load_state_dict\(\) out"),  # not: flush()
+        ({**saved, "parameters": {}}, "does not fit this model"),
+        ({"hook": saved}, "is no state_dict.. of a ringprune.ddp_hook"),
+        ([saved], "is no state_dict.. of a ringprune.ddp_hook"),
+    ):
+        with pytest.raises(rp.CheckpointError, match=says):
             hook.load_state_dict(wrong)
     again, second = wrapped(rp.IWP(0.05))
     if comm.rank == 0:
@@ -349,6 +380,25 @@ def ranks_that_run_out_of_batches_join(comm: rp.comm.Communicator) -> None:
     assert not torch.allclose(rest[0], rest[2], atol=1e-5)
 
 
+def ranks_that_joined_before_the_buckets_changed_go_on(comm: rp.comm.Communicator) -> None:
+    """Their weights have stayed behind, as join() means it: the check of a start told that ranks had other weights."""
+    for static, first in ((False, 0), (True, 1)):  # how many batches rank 0 has
+        rest = []
+        for policy in (None, rp.Dense(), rp.IWP(0.05)):
+            ddp = DistributedDataParallel(make_model(), bucket_cap_mb=0.005, static_graph=static)
+            if policy is not None:
+                ddp.register_comm_hook(None, rp.ddp_hook(policy))
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+            with ddp.join():
+                for batch in batches(comm.rank, first if comm.rank == 0 else 4):
+                    optimizer.zero_grad()
+                    loss_of(ddp, batch).backward()
+                    optimizer.step()
+            rest.append(weights(ddp))
+        assert torch.allclose(rest[0], rest[1], atol=1e-5)
+        assert comm.size > 2 or same_bytes(rest[0], rest[1])
+
+
 def passes_in_no_sync_are_exchanged_with_the_next(comm: rp.comm.Communicator) -> None:
     """What ranks have added up on their own comes with the first pass outside, to the bit as DDP has it."""
     for unused in (False, True):
@@ -365,6 +415,40 @@ def passes_in_no_sync_are_exchanged_with_the_next(comm: rp.comm.Communicator) ->
                     ddp.zero_grad()
         if comm.size == 2:  # with more, sums of another order
             assert all(same_bytes(plain, ours) for plain, ours in zip(found[:3], found[3:], strict=True))
+
+
+class Heard(logging.Handler):
+    """What ringprune has warned of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+def a_pass_that_nobody_steps_on_is_told(comm: rp.comm.Communicator) -> None:
+    """A generator's loss left its gradients, of the other sign, in the discriminator's residual, in silence."""
+    heard = Heard()
+    logging.getLogger("ringprune").addHandler(heard)
+    for policy, thrown_away in ((rp.IWP(0.05), False), (rp.Dense(), True), (rp.IWP(0.05), True)):
+        ddp, _ = wrapped(policy)
+        with ddp.join():
+            train(ddp, comm.rank, 3 if comm.rank else 2)
+        optimizer = sgd(ddp.parameters())
+        for batch in batches(comm.rank, 4):
+            optimizer.zero_grad()
+            if thrown_away:
+                loss_of(ddp, batch).backward()
+                optimizer.zero_grad()
+            with ddp.no_sync():
+                loss_of(ddp, batch).backward()
+            loss_of(ddp, batch).backward()
+            optimizer.step()
+        told = [text for text in heard.said if "no optimizer stepped" in text]
+        assert len(told) == (thrown_away and policy.name == "iwp" and comm.rank == 0), (policy.name, told)
+    logging.getLogger("ringprune").removeHandler(heard)
 
 
 def a_loop_that_is_compiled_as_a_whole(comm: rp.comm.Communicator) -> None:
@@ -391,10 +475,13 @@ CHECKS = (
     dense_is_plain_ddp,
     other_ranks_than_the_hook_s_are_refused,
     ranks_that_run_out_of_batches_join,
+    ranks_that_joined_before_the_buckets_changed_go_on,
     passes_in_no_sync_are_exchanged_with_the_next,
     a_static_graph_changes_its_buckets_late,
     a_policy_is_what_the_wrapper_makes_of_it,
     resuming_equals_not_stopping,
+    a_change_of_what_is_trained_needs_a_new_hook,
+    selection_is_counted_over_all_buckets_that_ddp_makes,
     other_checkpoints_are_refused,
     without_names_other_buckets_are_refused,
     a_bad_gradient_of_one_rank_raises_on_all,
@@ -408,6 +495,7 @@ CHECKS = (
     parameters_that_cannot_be_exchanged_are_refused_by_name,
     averages_beyond_float16_are_refused,
     wrappers_that_are_closed_give_their_groups_back,
+    a_pass_that_nobody_steps_on_is_told,
     a_loop_that_is_compiled_as_a_whole,
 )
 
