@@ -188,7 +188,8 @@ class Residual:
             return self._now.residual, self._now.sent
         if self._now.velocity is not None:
             self._settled(self._now)  # what leaves here would be in the velocity still
-        ops.accumulate(  # torch's difference, to the bit, in a pass that writes past the caches and leaves out what was sent
+        # The difference, to the bit as torch has it; this writes past the caches, and what was sent leaves with it.
+        ops.accumulate(
             [self.expected],
             self._now.residual,
             None,
