@@ -9,14 +9,19 @@ Compression, arXiv 1712.01887, eq. 7) it is the velocity that is accumulated: ``
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ringprune import ops, pages
+from ringprune.compiled import compiled
+from ringprune.threads import in_parts
 from ringprune.validation import real_number
 
 __all__ = ["Clipping", "Correction", "Residual", "Selecting"]
+
+Array: TypeAlias = Any  # numba finds types out by itself
 
 
 @dataclass(frozen=True)
@@ -177,11 +182,25 @@ class Residual:
             sent.was_read()
         return state
 
-    def _begin(self) -> Tensor:
-        """The residual that a step begins from."""
+    def _begin(self) -> tuple[Tensor, ops.Sent | None]:
+        """The residual that a step begins from, and what is still to leave it."""
         if self.expected is None:
-            return self._now.residual
-        return torch.sub(self.residual, self.expected, out=self._next.residual)
+            return self._now.residual, self._now.sent
+        if self._now.velocity is not None:
+            self._settled(self._now)  # what leaves here would be in the velocity still
+        # The difference, to the bit as torch has it; this writes past the caches, and what was sent leaves with it.
+        ops.accumulate(
+            [self.expected],
+            self._now.residual,
+            None,
+            residual_out=self._next.residual,
+            velocity_out=None,
+            factors=[-1.0],
+            momentum=[0.0],
+            nesterov=[False],
+            sent=self._now.sent,
+        )
+        return self._next.residual, None
 
     def accumulate(self, grads: Sequence[Tensor], correction: Correction) -> Tensor:
         """[1] Add the corrected gradients to the residual; ``grads`` are contiguous, in the bucket's order.
@@ -189,7 +208,7 @@ class Residual:
         Returns:
             How many entries of each gradient are NaN or infinite, int64.
         """
-        begin = self._begin()  # asked first: what was sent may leave there
+        begin, sent = self._begin()
         result = ops.accumulate(
             grads,
             begin,
@@ -199,7 +218,7 @@ class Residual:
             factors=correction.factors,
             momentum=correction.momentum,
             nesterov=correction.nesterov,
-            sent=self._now.sent,
+            sent=sent,
         )
         self._accumulated(correction)
         return result
@@ -213,7 +232,7 @@ class Residual:
             The positions of the largest scores, int32, as :func:`ringprune.ops.select` gives them; and the counts of
             :meth:`accumulate`.
         """
-        begin = self._begin()
+        begin, sent = self._begin()
         result = ops.accumulate_select(
             grads,
             begin,
@@ -228,7 +247,7 @@ class Residual:
             parameters=selecting.parameters,
             counts=selecting.counts,
             hints=self.hints,
-            sent=self._now.sent,
+            sent=sent,
         )
         self._accumulated(correction)
         return result
@@ -246,7 +265,8 @@ class Residual:
     @property
     def waits(self) -> bool:
         """Whether the next to read the step being made is an accumulating pass, as far as the residual knows."""
-        return self._low_pass == 1 and self.expected is None and self._next.sent is None
+        one_pass = self.expected is None or self._next.velocity is None
+        return self._low_pass == 1 and one_pass and self._next.sent is None
 
     def leave(self, sent: ops.Sent | None) -> None:
         """[5] What was taken of the step being made leaves it when it is read next; None has left already."""
@@ -279,8 +299,8 @@ class Residual:
 
     def commit(self) -> None:
         """The step was made: what accumulate and pack wrote is the state now, after the low-pass filter."""
-        if self._low_pass < 1:  # an entry that has not changed stays as it is, to the bit
-            self.next_residual.sub_(self.residual).mul_(self._low_pass).add_(self.residual)
+        if self._low_pass < 1:
+            _let_pass(self.residual, self.next_residual, self._low_pass)
         self._now, self._next = self._next, self._now
         if self._next is not self._now:
             self._next.sent = None  # nobody goes back to that state
@@ -290,3 +310,20 @@ class Residual:
         if not self._spare:
             raise AssertionError("a residual without a spare copy cannot be rolled back")
         self._next.sent = None
+
+
+def _let_pass(old: Tensor, new: Tensor, share: float) -> None:
+    """``new`` becomes ``old + share * (new - old)``: an entry that has not changed stays as it is, to the bit."""
+    if old.device.type != "cpu":
+        new.sub_(old).mul_(share).add_(old)
+        return
+    before, after = old.numpy(), new.numpy()
+    weight = after.dtype.type(share)
+    in_parts(after.size, 1024, lambda begin, end: _filter(before[begin:end], after[begin:end], weight))
+
+
+@compiled
+def _filter(old: Array, new: Array, share: Array) -> None:
+    """One pass over memory in place of torch's three, each operation rounded as there."""
+    for i in range(new.size):
+        new[i] = (new[i] - old[i]) * share + old[i]

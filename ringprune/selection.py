@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ringprune import counter_rng
+from ringprune import counter_rng, ops
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.validation import real_number, whole_number
 
-__all__ = ["Density", "Warmup", "budgets", "divide", "explore", "shares", "within"]
+__all__ = ["Density", "Warmup", "budgets", "divide", "explore", "shares", "unpadded", "within"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,12 @@ def within(indices: Tensor, offsets: Sequence[int], chosen: Sequence[bool]) -> T
     """
     ends = torch.tensor(offsets[1:], dtype=indices.dtype, device=indices.device)
     return indices[torch.tensor(chosen, device=indices.device)[torch.bucketize(indices, ends, right=True)]]
+
+
+def unpadded(positions: Tensor) -> Tensor:
+    """Selected positions without what fills them up where few scores are above zero: as a rule nothing does."""
+    filled = positions.numel() and int(positions.min()) == ops.PAD
+    return positions[positions != ops.PAD] if filled else positions
 
 
 def budgets(numels: Sequence[int], density: float) -> list[int]:

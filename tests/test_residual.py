@@ -144,15 +144,34 @@ def test_the_low_pass_filter_sees_what_has_left(spare: bool) -> None:
     assert state.velocity.tolist() == [0.0, 1.5]
 
 
-def test_a_step_begins_from_what_is_expected_of_a_state_that_all_sent_has_left() -> None:
-    state = Residual([0, 2], velocity=False, spare=True, device=CPU)
+@pytest.mark.parametrize("spare", [False, True])
+@pytest.mark.parametrize("velocity", [False, True])
+def test_a_step_begins_from_what_is_expected_of_a_state_that_all_sent_has_left(velocity: bool, spare: bool) -> None:
+    state, correction = Residual([0, 2], velocity=velocity, spare=spare, device=CPU), Correction([1.0], [0.5], [False])
     state.expected = torch.tensor([0.25, 0.5])
-    assert not state.waits
-    state.accumulate([torch.ones(2)], Correction([1.0], [0.0], [False]))
-    state.leave(ops.Sent(torch.zeros(1, dtype=torch.int32)))
+    assert state.waits is not velocity
+    state.accumulate([torch.ones(2)], correction)
+    state.leave(ops.Sent(torch.zeros(1, dtype=torch.int32), None, velocity))
     state.commit()
-    state.accumulate([torch.ones(2)], Correction([1.0], [0.0], [False]))
-    assert state.next_residual.tolist() == [0.75, 1.0]
+    for made in [False, True] if spare else [True]:  # a step that is not made leaves no trace
+        state.accumulate([torch.ones(2)], correction)
+        assert state.next_residual.tolist() == [0.75, 1.5 if velocity else 1.0]
+        (state.commit if made else state.rollback)()
+    assert state.residual.tolist() == [0.75, 1.5 if velocity else 1.0]
+
+
+@pytest.mark.parametrize("share", [1e-3, 0.1, 0.5, 0.7, 0.999])
+def test_the_low_pass_filter_rounds_each_operation(device: str, share: float) -> None:
+    """As torch does one after the other, also where the loop is shared out among threads."""
+    numel, draw = 200_000, torch.Generator().manual_seed(5)
+    state = Residual([0, numel], velocity=False, spare=True, device=torch.device(device), low_pass=share)
+    kept = torch.zeros(numel, device=device)
+    for _ in range(3):
+        grad = torch.randn(numel, generator=draw).to(device)
+        state.accumulate([grad], Correction([1.0], [0.0], [False]))
+        kept = ((kept + grad) - kept) * share + kept
+        state.commit()
+        assert torch.equal(state.residual, kept)
 
 
 def test_a_plain_step_writes_nothing_entry_by_entry(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,12 @@ def test_union_is_the_sorted_set(lists: list[list[int]]) -> None:
 # -- importance -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("positions", [[], [0, 3], [-1, -1], [0, 3, -1, 5, -1]])
+def test_padding_is_left_out(positions: list[int]) -> None:
+    left = selection.unpadded(torch.tensor(positions, dtype=torch.int32))
+    assert left.tolist() == [place for place in positions if place >= 0] and left.dtype == torch.int32
+
+
 @pytest.mark.parametrize(
     ("score", "expected"),
     [

@@ -6,12 +6,13 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from ringprune import ops, packing, wire
+from ringprune import ops, packing, selection, wire
 from ringprune.devices import to_device
 from ringprune.exchange.lane import Setting, UnderWay
 from ringprune.exchange.summing import SummingLane
+from ringprune.importance import Magnitude
 from ringprune.plan import Bucket
-from ringprune.reduction import BalancedReduction, Dealing, dealing
+from ringprune.reduction import BalancedReduction, Dealing, among, dealing
 
 __all__ = ["BalancedLane"]
 
@@ -26,10 +27,9 @@ class BalancedLane(SummingLane[BalancedReduction]):
         setting: what it shares with the other lanes.
     """
 
-    passes_next = False  # rests of sums are added
-
     def __init__(self, bucket: Bucket, setting: Setting) -> None:
         super().__init__(bucket, setting)
+        self.passes_next = setting.policy.values == "fp32"  # else rests of sums are added
         self._own = torch.empty(0, dtype=torch.int32, device="cpu")
 
     def _shares(self, step: int, density: float) -> list[int]:
@@ -50,8 +50,8 @@ class BalancedLane(SummingLane[BalancedReduction]):
             yield from self._rounds()
             return
         with metrics.stage("pack"):
-            self._own = self._positions[self._positions != ops.PAD]
-            values = self.residual.next_residual[self._own]
+            self._own = selection.unpadded(self._positions)
+            values = ops.gather(self.residual.next_residual, self._own)
         dealt, code = self._deal(step)
         self.index_share = code.index_share
         yield from self._sum_up(lambda: self._summed(values, dealt, code))
@@ -68,17 +68,22 @@ class BalancedLane(SummingLane[BalancedReduction]):
 
     def _judge(self, indices: Tensor, sums: Tensor, count: int) -> Tensor:
         """[2] and [3] The places of the sums that score highest, by the same score as what was proposed."""
+        score = self._selecting()
+        if score.score == Magnitude.name:
+            scores = sums.abs()
+        else:
+            scores = ops.importance(sums, self._weights_at(indices), score=score.score, parameters=score.parameters)
+        return selection.unpadded(ops.select(scores, [0, sums.numel()], [min(count, sums.numel())]))
+
+    def _weights_at(self, indices: Tensor) -> list[Tensor]:
+        """Each tensor's weights at those of ``indices`` that lie in it, in CPU memory."""
         offsets = torch.tensor(self.bucket.offsets, dtype=torch.int32, device="cpu")
         borders = torch.searchsorted(indices, offsets).tolist()
         places = to_device(indices, self.bucket.device).long()
-        weights = [
+        return [
             weight.reshape(-1)[places[a:b] - start].cpu()
             for weight, (a, b), start in zip(self._weights(), pairwise(borders), self.bucket.offsets, strict=False)
         ]
-        score = self._selecting()
-        scores = ops.importance(sums, weights, score=score.score, parameters=score.parameters)
-        kept = ops.select(scores, [0, sums.numel()], [min(count, sums.numel())])
-        return kept[kept != ops.PAD]
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
         """Wait for the largest sums and write their averages; what was kept leaves the residual; it takes effect."""
@@ -97,12 +102,22 @@ class BalancedLane(SummingLane[BalancedReduction]):
     def _clear(self, kept: Tensor, summed: BalancedReduction) -> None:
         """[5] What this rank sent of the entries kept leaves its residual, but for what rounding dropped."""
         policy, state, device = self._setting.policy, self.residual, self.bucket.device
-        places = torch.searchsorted(kept, self._own).clamp_(max=max(0, kept.numel() - 1))
-        sent = kept[places] == self._own if kept.numel() else torch.zeros_like(places, dtype=torch.bool)
+        sent = _among(self._own, kept)
         indices = self._own[sent]
-        self._take(indices)
+        if self.passes_next and state.waits and ops.may_wait(indices, self.bucket.numel):
+            state.leave(ops.Sent(indices, None, policy.mask_velocity and state.next_velocity is not None))
+        else:
+            self._take(indices)
         if policy.values != "fp32":
             state.give_back(indices, to_device(summed.rest, device)[sent])
             state.next_residual.index_add_(
                 0, to_device(summed.own_indices, device).long(), to_device(summed.own_rest, device)
             )
+
+
+def _among(own: Tensor, kept: Tensor) -> Tensor:
+    """Which of ``own`` are in ``kept``; both ascend."""
+    if own.device.type == "cpu":
+        return torch.from_numpy(among(own.numpy(), kept.numpy()))
+    places = torch.searchsorted(kept, own).clamp_(max=max(0, kept.numel() - 1))
+    return kept[places] == own if kept.numel() else torch.zeros_like(places, dtype=torch.bool)

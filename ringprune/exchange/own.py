@@ -4,10 +4,9 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
-from ringprune import packing
+from ringprune import packing, selection
 from ringprune.exchange.lane import UnderWay
 from ringprune.exchange.summing import SummingLane
-from ringprune.ops import PAD
 from ringprune.reduction import GatheredReduction, SparseReduction
 
 __all__ = ["OwnLane"]
@@ -32,7 +31,7 @@ class OwnLane(SummingLane[GatheredReduction | SparseReduction]):
     def _messages(self, step: int) -> Iterator[UnderWay | None]:
         setting, numel = self._setting, self.bucket.numel
         with setting.metrics.stage("pack"):
-            indices = self._indices = None if self._positions is None else self._positions[self._positions != PAD]
+            indices = self._indices = None if self._positions is None else selection.unpadded(self._positions)
             values = self._pack()
         if indices is None:
             self._reduce(values)

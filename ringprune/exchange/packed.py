@@ -243,7 +243,7 @@ class PackedLane(KeptLane):
             super()._unpack(outputs, indices, values)
         else:
             scale = 1.0 if self._setting.mean.average else float(self._setting.comm.size)
-            packing.unflatten(outputs, self._smoothing.apply(indices, values, scale))
+            self._smoothing.apply(outputs, indices, values, scale)
 
     def _commit(self) -> None:
         super()._commit()

@@ -19,7 +19,7 @@ from ringprune.ops.importance import importance
 from ringprune.ops.library import backend, native_build, native_path
 from ringprune.ops.put import put
 from ringprune.ops.select import PAD, select
-from ringprune.ops.sent import Sent, take_lazily
+from ringprune.ops.sent import Sent, may_wait, take_lazily
 from ringprune.ops.share_momentum import Adams, share_momentum
 from ringprune.ops.square_sum import square_sum
 from ringprune.ops.take import take
@@ -43,6 +43,7 @@ __all__ = [
     "gather",
     "give_back",
     "importance",
+    "may_wait",
     "native_build",
     "native_path",
     "put",

@@ -10,7 +10,7 @@ from torch import Tensor
 from ringprune.ops.gather import gather
 from ringprune.ops.take import take
 
-__all__ = ["SENT", "SPARSE", "Sent", "take_lazily"]
+__all__ = ["SENT", "SPARSE", "Sent", "may_wait", "take_lazily"]
 
 SENT = "Tensor? sent=None, Tensor? rest=None, bool masks=False"
 """The same in the schemas of the ops that accumulate."""
@@ -53,6 +53,11 @@ class Sent:
         return {"sent": sent.indices, "rest": sent.rest, "masks": sent.masks}
 
 
+def may_wait(indices: Tensor, numel: int) -> bool:
+    """Whether what is sent at ``indices`` of ``numel`` entries costs less where it leaves with the next pass."""
+    return indices.numel() * SPARSE <= numel
+
+
 def take_lazily(
     residual: Tensor, velocity: Tensor | None, indices: Tensor, offsets: Sequence[int]
 ) -> tuple[Tensor, Sent | None]:
@@ -70,6 +75,6 @@ def take_lazily(
     Returns:
         Values, float32 [K]; and what was sent.
     """
-    if indices.numel() * SPARSE > residual.numel():
+    if not may_wait(indices, residual.numel()):
         return take(residual, velocity, indices, offsets), None
     return gather(residual, indices), Sent(indices, None, velocity is not None)

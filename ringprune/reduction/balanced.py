@@ -66,7 +66,6 @@ class BalancedReduction(PhasedSum):
     Attributes:
         rest: float32, shape ``(n,)``: what rounding dropped of this rank's values; this and ``own_rest`` are what is
             missing in the sums.
-        own_indices: int32: what was kept of the entries dealt to this rank.
         own_rest: float32, one for each: what rounding dropped of their sums.
     """
 
@@ -87,13 +86,18 @@ class BalancedReduction(PhasedSum):
             torch.zeros(0, dtype=torch.float32, device="cpu"),
             torch.zeros(0, dtype=torch.float32, device="cpu"),
         )
-        self.own_indices = torch.zeros(0, dtype=torch.int32, device="cpu")
+        self._own_places = np.empty(0, np.int32)
         if self._fault is None:
             self._dealt = dealing.deal(indices.numpy())
             places, flat = dealing.places(indices.numpy()), values.detach().numpy()
             self._pieces = [(places[mine], flat[mine]) for mine in self._dealt]
             self.rest = torch.zeros(values.numel(), dtype=torch.float32, device="cpu")
         super().__init__(messages=3)
+
+    @property
+    def own_indices(self) -> Tensor:
+        """int32: what was kept of the entries dealt to this rank."""
+        return torch.from_numpy(self._dealing.indices(self._own_places, self._comm.rank))
 
     def _run(self) -> Generator[Handle, None, tuple[Tensor, Tensor]]:
         told = [REFUSED] * self._comm.size if self._fault is not None else [len(mine) for mine in self._dealt]
@@ -152,7 +156,7 @@ class BalancedReduction(PhasedSum):
             places, sums = self._largest(*add_pairs(self._lists(came, counts), self._dealing.groups))
             rest = np.zeros(shares[rank], np.float32)
             message = self._code.encode(places, sums, rest)
-            self.own_indices = torch.from_numpy(self._dealing.indices(places, rank))
+            self._own_places = places
             self.own_rest = torch.from_numpy(rest)
         except CommunicatorError as error:
             # Only this rank has seen it, and the others wait: what they get tells them that there is nothing.

@@ -122,7 +122,8 @@ def _deal(indices: Array, hands: Number, begins: Array, order: Array) -> None:
     dealt = np.empty(indices.size, np.int32)
     for i in range(indices.size):
         group = indices[i] // hands
-        dealt[i] = (indices[i] - group * hands + _turned(group, hands)) % hands
+        hand = indices[i] - group * hands + _turned(group, hands)  # a remainder takes longer than to compare
+        dealt[i] = hand - hands if hand >= hands else hand
         begins[dealt[i] + 1] += 1
     for hand in range(hands):
         begins[hand + 1] += begins[hand]
@@ -136,4 +137,5 @@ def _deal(indices: Array, hands: Number, begins: Array, order: Array) -> None:
 def _indices(places: Array, hand: Number, hands: Number, indices: Array) -> None:
     for i in range(places.size):
         group = np.int64(places[i])
-        indices[i] = group * hands + (hand - _turned(group, hands)) % hands
+        place = hand - _turned(group, hands)
+        indices[i] = group * hands + (place + hands if place < 0 else place)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ringprune.compiled import compiled
 
-__all__ = ["ABSENT", "Pairs", "add_pairs", "ascending_within", "densify", "sparsify"]
+__all__ = ["ABSENT", "Pairs", "add_pairs", "among", "ascending_within", "densify", "sparsify"]
 
 Pairs = tuple[NDArray[np.int32], NDArray[np.float32]]
 
@@ -66,6 +66,13 @@ def ascending_within(indices: NDArray[np.int32], numel: int) -> bool:
     return indices.size == 0 or bool(indices[0] >= 0 and indices[-1] < numel and _ascend(indices))
 
 
+def among(indices: NDArray[np.int32], others: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Which of the indices are among the others; both ascend."""
+    found = np.empty(indices.size, np.bool_)
+    _find(indices, others, found)
+    return found
+
+
 _ABSENT_BITS = np.uint32(0x80000000)
 
 
@@ -91,6 +98,15 @@ def _ascend(indices: np.ndarray) -> bool:
     for i in range(1, indices.size):
         ascending &= indices[i - 1] < indices[i]
     return ascending
+
+
+@compiled
+def _find(indices: np.ndarray, others: np.ndarray, found: np.ndarray) -> None:
+    j = 0
+    for i in range(indices.size):
+        while j < others.size and others[j] < indices[i]:
+            j += 1
+        found[i] = j < others.size and others[j] == indices[i]
 
 
 @compiled

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ringprune.comm import Communicator, simulate
 from ringprune.errors import ArgumentTypeError, CommunicatorError, ConfigurationError, RingPruneError
 from ringprune.reduction import merge, sparse
-from ringprune.reduction.merge import add_pairs, ascending_within, densify, sparsify
+from ringprune.reduction.merge import add_pairs, among, ascending_within, densify, sparsify
 from ringprune.reduction.sparse import GatheredReduction, SparseReduction
 from tests.reduction.checks import Contribution, assert_sums, reference
 
@@ -176,6 +176,12 @@ def test_sums_that_arrive_damaged_raise_on_all() -> None:
         return tensor
 
     assert all("came from rank 1 do not ascend" in message for message in damaged(spoil, SparseReduction))
+
+
+@given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 40)))
+def test_which_of_ascending_indices_are_among_others(indices: set[int], others: set[int]) -> None:
+    ours, theirs = (np.array(sorted(each), np.int32) for each in (indices, others))
+    assert among(ours, theirs).tolist() == [index in others for index in sorted(indices)]
 
 
 def test_regions_cover_the_range() -> None:
