@@ -18,7 +18,12 @@ Break: TypeAlias = Callable[[Values, str, Any], Any]
 LISTS = ("grads", "weights", "outputs", "tensors", "averages", "elapsed", "momenta", "squares")
 FREE_LENGTH = ("outputs", "tensors", "indices", "sent")  # one more or less may be another call that works
 OPTIONAL = ("sent", "rest")
-STILL_FITS = (("take", "velocity", "missing"), ("give_back", "residual", "length"), ("gather", "residual", "length"))
+STILL_FITS = (
+    ("take", "velocity", "missing"),
+    ("give_back", "residual", "length"),
+    ("gather", "residual", "length"),
+    ("decode_books", "values", "length"),
+)
 NUMBERS = ("factors", "momentum", "parameters", "intervals", "decays", "roots", "epsilons")
 # What is written, and what it must not share memory with.
 APART = {
