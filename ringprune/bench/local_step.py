@@ -77,7 +77,10 @@ def step_costs(
 
 
 class _Steps:
-    """A wrapped and a plain optimizer on the same parameters, and gradients for them."""
+    """A wrapped and a plain optimizer, and gradients for both.
+
+    Each has parameters of its own: where another changes them, local steps begin by looking for what has changed.
+    """
 
     def __init__(
         self,
@@ -93,7 +96,8 @@ class _Steps:
         self._params = [
             torch.nn.Parameter(torch.randn(shape, generator=self._random, device=device)) for shape in shapes
         ]
-        self._plain, inner = optimizer(self._params), optimizer(self._params)
+        self._twins = [torch.nn.Parameter(param.detach().clone()) for param in self._params]
+        self._plain, inner = optimizer(self._twins), optimizer(self._params)
         self._wrapped = rp.DistributedOptimizer(
             inner, [(str(i), p) for i, p in enumerate(self._params)], policy=policy(inner), comm=comm
         )
@@ -103,7 +107,7 @@ class _Steps:
         for _ in range(-(-WARMUP // steps) * steps):
             self._draw()
             self._step()
-            self._plain.step()
+            self._alone()
         wrapped, plain, inside = Times(), Times(), Times()
         for _ in range(repetitions):
             samples = [self._both() for _ in range(steps)]
@@ -126,8 +130,16 @@ class _Steps:
         self._draw()
         self._comm.seconds = 0.0
         wrapped, _ = self._clock.time(self._step)
-        plain, _ = self._clock.time(self._plain.step)
-        return wrapped, plain, self._comm.seconds
+        return wrapped, self._alone(), self._comm.seconds
+
+    def _alone(self) -> Sample:
+        """A step of the plain optimizer on the same gradients, which are the wrapped one's alone again afterwards."""
+        for twin, param in zip(self._twins, self._params, strict=True):
+            twin.grad = param.grad
+        sample, _ = self._clock.time(self._plain.step)
+        for twin in self._twins:
+            twin.grad = None
+        return sample
 
     def _draw(self) -> None:
         for param in self._params:
