@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ringprune.compiled import compiled, float_of
 from ringprune.ops.checks import check_flat, check_overlap
-from ringprune.ops.encode_books import BLOCK, by_parts, check_body
+from ringprune.ops.encode_books import BLOCK, by_parts, check_address, check_body
 from ringprune.ops.library import call, define
 
 __all__ = ["decode_books"]
@@ -42,6 +42,7 @@ def check_decode_books(body: Tensor, values: Tensor, *, levels: int, add: bool) 
 
 def decode_books_reference(body: Tensor, values: Tensor, *, levels: int, add: bool) -> None:
     """:func:`decode_books` by numba, on the host."""
+    check_address("decode_books", body)
     check_overlap("decode_books", "values", values, "body", body)
     there = values.detach().cpu()
     into = there.numpy()
@@ -49,7 +50,7 @@ def decode_books_reference(body: Tensor, values: Tensor, *, levels: int, add: bo
     def work(books: Array, codes: Array, part: slice) -> None:
         _decode(books, codes, into[part], add)
 
-    by_parts("decode_books", body.cpu(), values.numel(), levels, work)
+    by_parts(body.cpu(), values.numel(), levels, work)
     if values.device.type != "cpu":
         values.copy_(there)
 

@@ -21,7 +21,7 @@ from ringprune.ops.checks import check_flat, check_overlap
 from ringprune.ops.library import call, define
 from ringprune.threads import in_parts
 
-__all__ = ["BLOCK", "book_body_bytes", "book_bytes", "by_parts", "check_body", "encode_books"]
+__all__ = ["BLOCK", "book_body_bytes", "book_bytes", "by_parts", "check_address", "check_body", "encode_books"]
 
 SCHEMA = "encode_books(Tensor values, Tensor(a!) rest, Tensor(b!) body, *, int levels) -> ()"
 
@@ -130,13 +130,14 @@ def check_body(op: str, body: Tensor, values: Tensor, levels: int) -> None:
     check_flat(op, "body", body, torch.uint8, device=values.device, numel=book_body_bytes(values.numel(), levels))
 
 
-def by_parts(op: str, body: Tensor, count: int, levels: int, work: Callable[..., None]) -> None:
-    """Call ``work(books, codes, values)`` for parts of a body in CPU memory, the last a slice; side by side.
-
-    Reads the body's address: for the references only.
-    """
-    if count and body.data_ptr() % 8:
+def check_address(op: str, body: Tensor) -> None:
+    """Refuse a body that begins within a word. For the references only."""
+    if body.numel() and body.data_ptr() % 8:
         raise ConfigurationError(f"{op}: body does not begin at a multiple of 8 bytes")
+
+
+def by_parts(body: Tensor, count: int, levels: int, work: Callable[..., None]) -> None:
+    """Call ``work(books, codes, values)`` for parts of a body in CPU memory, the last a slice; side by side."""
     bits, end_of_books = bits_per_code(levels), book_bytes(count, levels)
     books, codes = body.numpy()[:end_of_books].view(np.uint16).reshape(-1, levels), body.numpy()[end_of_books:]
 
@@ -156,6 +157,7 @@ def check_encode_books(values: Tensor, rest: Tensor, body: Tensor, *, levels: in
 
 def encode_books_reference(values: Tensor, rest: Tensor, body: Tensor, *, levels: int) -> None:
     """:func:`encode_books` by numba, on the host."""
+    check_address("encode_books", body)
     if rest.data_ptr() != values.data_ptr():
         check_overlap("encode_books", "rest", rest, "values", values)
     check_overlap("encode_books", "body", body, "values", values)
@@ -167,7 +169,7 @@ def encode_books_reference(values: Tensor, rest: Tensor, body: Tensor, *, levels
     def work(books: Array, codes: Array, part: slice) -> None:
         _encode(from_[part], books, codes, dropped[part])
 
-    by_parts("encode_books", host[2], values.numel(), levels, work)
+    by_parts(host[2], values.numel(), levels, work)
     for tensor, made in ((rest, host[1]), (body, host[2])):
         if tensor.device.type != "cpu":
             tensor.copy_(made)
