@@ -169,7 +169,8 @@ def refused_together(comm: Communicator, metrics: Metrics) -> Iterator[None]:
     except Exception as error:
         failure = error
     with metrics.sending("headers"):
-        texts = gather_texts("" if failure is None else str(failure), comm, CPU, name="checkpoint")
+        told = "" if failure is None else str(failure) or type(failure).__name__
+        texts = gather_texts(told, comm, CPU, name="checkpoint")
     if failure is not None:
         raise failure
     if any(texts):
@@ -212,13 +213,15 @@ def _check_whole(state_dict: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"the checkpoint lacks {lacking} of the {saved['entries']} entries that were saved, such as momentum. "
             "torch.distributed.checkpoint leaves out what a new optimizer has not made yet: save and load "
-            "optimizer.state_dict() by torch.save, in a file for each rank"
+            "optimizer.state_dict() by torch.save, in a file for each rank. If they are left out on "
+            "purpose, delete state_dict['ringprune']['entries'] too"
         )
 
 
 def _entries(state: Tensors, inner: Mapping[str, Any]) -> int:
     """How many tensors the wrapper has, and the parameters of which the wrapped optimizer, of ``inner``, has any."""
-    return sum(map(len, state.values())) + len(inner.get("state") or ())
+    kept = sum(kind not in ANEW for entry in state.values() for kind in entry)
+    return kept + len(inner.get("state") or ())
 
 
 def copy(saved: Tensors, state: Tensors) -> None:

@@ -52,7 +52,8 @@ def _differing_on_host(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether numpy compares it as it lies, and as fast as memory."""
-    return tensor.dtype in (torch.float32, torch.float64) and tensor.is_contiguous()
+    known = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.dtype in (torch.float32, torch.float64)
+    return known and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -237,14 +237,13 @@ class GradientMode(Mode):
         dense = [param for param, spec in zip(self.params, self._specs, strict=True) if not spec.sparse]
         return bool(dense) and all(param.grad is None for param in dense)
 
-    def note_misuse(self, exchange: bool, inside_scaler: bool, *, unscaled: bool, averaged: bool) -> bool:
+    def note_misuse(self, exchange: bool, inside_scaler: bool, *, unscaled: bool) -> bool:
         """Whether ``step()`` cannot work as it was called; others may be in the exchange, so all ranks raise there.
 
         Args:
             exchange: it is to exchange.
             inside_scaler: ``GradScaler.step`` has called it.
             unscaled: gradients were unscaled before.
-            averaged: ``synchronize()`` has made an exchange since the last step.
         """
         fault = None
         if inside_scaler and not self.scale.enabled:

@@ -241,7 +241,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         inside_scaler, pending_scale = hasattr(self, "grad_scale"), getattr(self, "grad_scale", 1.0)
         averaged = self._synchronized and (self._skipped or not mode.thrown_away)
         exchange = self._should_synchronize and (mode.backward.touched or not averaged)
-        misused = mode.note_misuse(exchange, inside_scaler, unscaled=pending_scale is None, averaged=self._synchronized)
+        misused = mode.note_misuse(exchange, inside_scaler, unscaled=pending_scale is None)
         if exchange or misused:
             self._finish(mode, stepping=True)
         elif inside_scaler and self.found_inf and not self._skipped:

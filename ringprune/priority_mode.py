@@ -48,11 +48,6 @@ _AT_ONCE = (
     "step() makes the whole step itself, since the hooks did not run before that use: it was outside the model's "
     "forward pass, or in a graph that was compiled before the optimizer was wrapped"
 )
-_WITHOUT = (
-    "step() without a backward pass, while other ranks were in synchronize(), which exchanges nothing without one: it "
-    "cannot do with the averages what they do. Let it make a backward pass too, of a loss times 0, or let no rank "
-    "call synchronize() between backward() and step()"
-)
 _AVERAGED = "No weight has changed since; what was kept back of earlier gradients is no longer as before the exchange"
 
 _log = logging.getLogger("ringprune")
@@ -91,7 +86,6 @@ class PriorityMode(GradientMode):
         self._left: Counter[int] = Counter()  # buckets that each parameter of the step under way still misses
         self._unfinished: set[int] = set()  # buckets of it
         self._at_once = False  # waiting in the forward pass is of no use: step() waits
-        self._without = self._synchronizing = False  # this rank has no batch; is in synchronize()
         self._late: list[int] = []  # parameters whose step was made when the next backward pass was under way
         self._judged = self._compared = True
         self._failed: RingPruneError | None = None  # found while a backward pass was under way
@@ -150,26 +144,19 @@ class PriorityMode(GradientMode):
     def _judge(self) -> Verdict:
         """All messages of the step have been started: send what this rank has found."""
         self._note_nonfinite()
-        self._verdict.start(self._synchronizing)
+        self._verdict.start()
         return self._verdict
 
     # -- the step -----------------------------------------------------------------------------------------------------
 
-    def note_misuse(self, exchange: bool, inside_scaler: bool, *, unscaled: bool, averaged: bool) -> bool:
-        """Also whether ``synchronize()`` had nothing to exchange here: others may be in theirs, so this rank joins."""
-        misused = super().note_misuse(exchange, inside_scaler, unscaled=unscaled, averaged=averaged)
-        return misused or not (exchange or averaged)
-
     def finish(self, *, stepping: bool) -> bool:
         """Start what is left; where nobody steps at once, wait for all of it, with the averages in ``param.grad``.
-
-        A rank without a batch has no computation to hide it behind, and waits too: the others may refuse the step.
 
         Returns:
             True: what is found about a step comes to light after it.
 
         Raises:
-            NonFiniteGradientError, UsageError: of the step before, or of this one where it is waited for; on all ranks.
+            NonFiniteGradientError, UsageError: of the step before, on all ranks together.
         """
         if torch.is_inference_mode_enabled():
             raise UsageError("step() inside torch.inference_mode(): layers step later, outside of it; leave it away")
@@ -180,7 +167,6 @@ class PriorityMode(GradientMode):
         for index in [*held, *self.backward.remaining()] if self._overlap else range(len(self.plan.buckets)):
             self._start(index, None)
         self._note_changes()
-        self._without, self._synchronizing = not self.backward.touched, not stepping
         with self._driver as dispatch:
             self._driver.follow()
             dispatch.seal()
@@ -190,7 +176,7 @@ class PriorityMode(GradientMode):
         self._outputs = dict(enumerate(self._gradients.outputs()))
         for param in self.params:
             param.grad = None  # what was one is where the average is written
-        if self._without or not stepping:
+        if not stepping:
             with _plain():
                 self._finish(range(len(self.plan.buckets)))
                 self._write_averages()
@@ -234,11 +220,9 @@ class PriorityMode(GradientMode):
             self._inner._opt_called = True  # type: ignore[attr-defined]  # private to torch
             if self._at_once:
                 self.arrive(range(len(self.params)))
-        else:  # after synchronize(), or without a batch: the averages are in place
+        else:  # after synchronize(): the averages are in place
             self._compared = True
             super().step()
-            if self._without:
-                self._inner.zero_grad(set_to_none=True)  # as after any other step
 
     def settle(self) -> bool:
         """Make what is left of a step, and tell what the ranks have found about it.
@@ -316,9 +300,6 @@ class PriorityMode(GradientMode):
             try:
                 if not made:
                     self._verdict.raise_or_skip(late=late)
-                elif self._verdict.more[0] and not self._verdict.everywhere:
-                    made = False
-                    self._verdict.refuse(_WITHOUT if self._without else None, late)
             finally:
                 # A fault that was found after the others had gone out goes with the next.
                 self._verdict.clear(self._verdict.fault if made else None)

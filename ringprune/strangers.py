@@ -1,9 +1,10 @@
 """Parameters that the ranks have not agreed on: unfrozen, moved, converted, or put into the model since wrapping."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ringprune.backward import is_watched
 from ringprune.plan import ParamSpec
@@ -45,7 +46,10 @@ class Strangers:
         self._inner, self._model = inner, model
         self._spec_of = {id(param): spec for param, spec in zip(params, specs, strict=True)}
         self._known = {*self._spec_of, *map(id, others)}
-        self._there = self._known | ({id(param) for param in model.parameters()} if model is not None else set())
+        # By weak references: a number alone may be a later parameter's.
+        self._there: MutableMapping[Tensor, bool] = WeakTensorKeyDictionary()
+        self._there.update((param, True) for param in (model.parameters() if model is not None else ()))
+        self._held = self._spec_of.keys() & {id(param) for param in self._there}
         self._looks = 0
 
     def in_optimizer(self, *, grouped: bool) -> Iterator[str]:
@@ -69,8 +73,11 @@ class Strangers:
         self._looks += 1
         if self._model is None or (self._looks > ALWAYS and self._looks % EVERY):
             return None
-        for name, param in self._model.named_parameters():
-            if param.grad is not None and id(param) not in self._there and not is_watched(param):
+        named = list(self._model.named_parameters())
+        if not self._held.difference(id(param) for _, param in named):
+            return None  # what has come besides, such as a probe, may have an optimizer of its own
+        for name, param in named:
+            if param.grad is not None and param not in self._there and not is_watched(param):
                 self._looks = 0  # so it is told again
                 return (
                     f"{name!r} has a gradient and was not in the model when the optimizer was wrapped: it is neither "

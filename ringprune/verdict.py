@@ -6,7 +6,7 @@ gathered.
 
 import logging
 from collections.abc import Sequence
-from typing import Literal, NoReturn
+from typing import Literal
 
 import torch
 
@@ -100,11 +100,6 @@ class Verdict:
         self._handle = None
         return not self._nonfinite_ranks and not self.faulty_ranks and bool(self._ranks_with_gradient)
 
-    @property
-    def everywhere(self) -> bool:
-        """Whether every rank had a gradient, as :meth:`wait` has found; the same on every rank."""
-        return self._ranks_with_gradient == self._comm.size
-
     def raise_or_skip(self, *, always: bool = False, late: str | None = None) -> None:
         """After a refusal, once nothing is under way: raise on all ranks together, or return where it is a skip.
 
@@ -117,7 +112,7 @@ class Verdict:
             NonFiniteGradientError: a gradient holds NaN or infinity and ``nonfinite="raise"``.
         """
         if self.faulty_ranks:
-            self.refuse(self.fault, late)
+            raise UsageError(self._gather(self.fault) + (f". {late}" if late else ""))
         if not self._ranks_with_gradient:
             raise UsageError(
                 "step() or synchronize() before backward(): no parameter has received a gradient since the last one, "
@@ -129,10 +124,6 @@ class Verdict:
             raise NonFiniteGradientError(f"{self._gather(self._findings())}. {then}")
         if self._nonfinite:
             _log.log(self._level, "rank %d: step skipped on all ranks: %s", self._comm.rank, self._findings())
-
-    def refuse(self, fault: str | None, late: str | None) -> NoReturn:
-        """Raise UsageError, on all ranks: each calls this, with its own fault or None."""
-        raise UsageError(self._gather(fault) + (f". {late}" if late else ""))
 
     def _findings(self) -> str:
         more = len(self._nonfinite) - SHOWN

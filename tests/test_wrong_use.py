@@ -567,7 +567,7 @@ def test_a_layer_that_takes_the_place_of_another_is_told_to_all_ranks(policy: An
 
 
 def test_parameters_that_are_no_business_of_the_wrapper_are_left_alone() -> None:
-    """What was there when it was made, what has no gradient, and what another wrapper exchanges."""
+    """What was there when it was made, what has no gradient, and what another wrapper or optimizer has."""
 
     def rank(comm: rp.comm.Communicator) -> None:
         model = nn.Sequential(make_model(), nn.Linear(10, 10))  # the second is trained elsewhere
@@ -579,10 +579,13 @@ def test_parameters_that_are_no_business_of_the_wrapper_are_left_alone() -> None
         for param in model[3].parameters():
             nn.init.constant_(param, 0.1)  # the ranks share torch's generator
         second = wrap(model[3], comm, rp.Dense())
+        model.append(nn.Linear(10, 10))  # as an adapter, with an optimizer of its own: this stopped all ranks
+        own = sgd(model[4].parameters())
         for batch in batches(comm.rank, 20):
             model.zero_grad()
             loss_of(model, batch).backward()
             optimizer.step()
             second.step()
+            own.step()
 
     rp.simulate(2, rank, timeout=60)

@@ -136,7 +136,9 @@ __global__ void __launch_bounds__(kThreads)
   const int32_t base = base_of(largest);
   const bool is_nan = largest >= kInfinity, is_fitted = !is_nan && !is_too_small(base);
   if (is_fitted) {  // as all threads find
-    for (int e = 0; e < kEach && e < values.valid; ++e) {
+#pragma unroll
+    for (int e = 0; e < kEach; ++e) {
+      if (e >= values.valid) break;
       const uint32_t bits = bits_of(values.v[e]);
       atomicAdd(&room.held[bin_of(bits, base)], static_cast<unsigned long long>(kOne + (bits & kBelow)));
     }

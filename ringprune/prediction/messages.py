@@ -131,8 +131,8 @@ def messages(bucket: Bucket, policy: Policy, ranks: int, route: Route) -> list[M
 
 def verdict(policy: Policy) -> Message:
     """What all ranks tell one another of a step: more in update mode, and most about intervals that grow."""
-    steps, scheduled = policy.local_steps, policy.schedule is not None
-    numbers = 4 * (3 + scheduled) if steps is None else 8 * 9 if steps.growth else 4 * 7
+    steps = policy.local_steps
+    numbers = 4 * 3 if steps is None else 8 * 9 if steps.growth else 4 * 7
     return Message("allreduce", numbers, (("headers", 1.0),))
 
 

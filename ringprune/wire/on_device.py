@@ -44,7 +44,7 @@ def encode(coding: str, values: Tensor, rest: Tensor, scales: Tensor, codes: Ten
         scale, inverse = _powers(values)
         scaled = values * scale
         rounded = torch.where(inverse == LARGEST_SCALE, _clamped(scaled, BELOW_LARGEST), scaled).to(torch.float16)
-        torch.sub(values, rounded.float() * inverse, out=rest)
+        torch.sub(values, _never_beyond(scaled, rounded) * inverse, out=rest)
         _write(rounded, codes)
         _write(inverse.view(1), scales)
 
@@ -68,6 +68,16 @@ def _write(made: Tensor, into: Tensor) -> None:
 def _clamped(values: Tensor, most: float) -> Tensor:
     """Finite values brought to ``most`` and its negative; infinity and NaN stay."""
     return torch.where(values.isfinite(), values.clamp(-most, most), values)
+
+
+def _never_beyond(scaled: Tensor, rounded: Tensor) -> Tensor:
+    """What was rounded to float16, with its precision alone where finite numbers are beyond it.
+
+    As they may be beside infinity and NaN, when nothing is scaled: such a step is not made, and rests stay finite.
+    """
+    bits = scaled.view(torch.int32)
+    near = ((bits + 0xFFF + (bits >> 13 & 1)) & ~0x1FFF).view(torch.float32)
+    return torch.where(rounded.isinf() & scaled.isfinite(), near, rounded.float())
 
 
 def _magnitudes(values: Tensor) -> Tensor:

@@ -62,6 +62,7 @@ ANY_BITS = arrays(
 @given(bits=ANY_BITS, spread=st.booleans())
 @example(bits=np.full(300, 0x7F7FFFFF, np.uint32), spread=False)
 @example(bits=np.full(3, 0x00000001, np.uint32), spread=False)
+@example(bits=np.array([0x7F800000, 0x47C35012, 0xC7C37FFF, 0x477FF000], np.uint32), spread=True)
 def test_the_bytes_are_the_same_on_a_device(coding: str, bits: np.ndarray, spread: bool) -> None:
     """By torch's operations, which are here asked for tensors of the host; NaN counts as NaN, whatever its bits."""
     values = torch.from_numpy(bits.view(np.float32).copy())
