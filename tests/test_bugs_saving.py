@@ -250,7 +250,7 @@ def test_an_entry_that_was_changed_by_hand_is_refused(field: str, value: Any) ->
     rp.simulate(1, rank)
 
 
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of one process that saves alone
 @pytest.mark.parametrize(("policy", "make"), [(rp.Dense(), sgd), (rp.Dense(), adamw), (rp.IWP(0.05), adamw)])
 def test_a_checkpoint_that_was_filled_in_part_is_refused(
     policy: rp.Policy, make: MakeOptimizer, tmp_path: Path

@@ -1,4 +1,4 @@
-"""The work on entries, where the tensors live: one function per op, over compiled kernels or torch.
+"""The work on entries, where the tensors live: one function per op, over compiled kernels or torch (books: numba).
 
 A bucket's state is flat: the entries of its tensors one after another, with a table of T + 1 offsets. State is
 float32; gradients and weights may be float32, float16 or bfloat16. Whoever computes, the bits are the same. Positions

@@ -59,7 +59,8 @@ def define(
         schema: name, arguments and results in torch's schema language; the only place where they stand.
         check: refuses arguments that do not fit, in the words of Python; taken like all that follow by the op's
             arguments. It is asked before ``reference`` and ``fake`` run, and to explain what a compiled kernel refused.
-        reference: the op in torch; runs on every device for which the compiled library has no kernel.
+        reference: the op in torch, or in numba where torch has no such operation; runs on every device for which the
+            compiled library has no kernel.
         fake: the shapes and dtypes of the results, for ``torch.compile`` and fake tensors.
 
     Returns:
