@@ -164,7 +164,7 @@ def test_what_was_sent_is_there_until_it_was_read(cuda: str) -> None:
 WAITS = {
     "dense": {"mode.py"},  # whether gradients are finite
     "one root": {"mode.py", "indices.py"},  # indices to the host
-    "local steps": {"mode.py", "indices.py", "update_mode.py"},  # whether weights were changed outside
+    "local steps": {"mode.py", "indices.py", "devices.py"},  # whether weights were changed outside
 }
 """Where a step waits for the device, once it is under way."""
 
