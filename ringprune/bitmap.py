@@ -9,7 +9,7 @@ import numpy as np
 
 from ringprune.compiled import compiled, ones, trailing_zeros
 
-__all__ = ["read_bitmap", "set_bits"]
+__all__ = ["count_bits", "read_bitmap", "set_bits"]
 
 # numba finds types out by itself; the dtypes of arrays stand in the docstrings.
 Array: TypeAlias = Any
@@ -35,6 +35,15 @@ def set_bits(positions: Array, words: Array) -> Number:
         new += ones(word & ~words[current])
         words[current] |= word
     return np.int64(new)
+
+
+@compiled
+def count_bits(words: Array) -> Number:
+    """How many bits of ``words`` (uint64) are set."""
+    count = np.uint64(0)
+    for word in words:
+        count += ones(word)
+    return np.int64(count)
 
 
 @compiled

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ringprune.threads import in_parts
 
-__all__ = ["differing", "to_device"]
+__all__ = ["differing", "to_device", "to_host"]
 
 BLOCK = 1 << 18
 """Entries compared at once: what was found of them stays in the cache, and threads seldom meet at the GIL."""
@@ -60,7 +60,19 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor of the host to ``device``, in the order of what the device is given to do.
 
     From memory that is not pinned, a copy to a GPU would wait for all that comes before it, backward passes included.
+    Pinned memory, as of :func:`to_host`, is copied from as it is, later, and torch keeps it until then for its tensor
+    and slices of this: not for what was made of it by way of numpy.
     """
     if device.type != "cuda" or tensor.is_cuda or tensor.numel() == 0:
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """Copy a tensor to the host, which waits for it; one of the host is returned as it is.
+
+    Into pinned memory: to other memory a GPU copies at a fraction of the speed.
+    """
+    if not tensor.is_cuda:
+        return tensor.cpu()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True).copy_(tensor)

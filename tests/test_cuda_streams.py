@@ -15,6 +15,7 @@ from ringprune import ops
 from ringprune.profiles.record import Enough, Recorder
 from ringprune.profiles.summary import profile_of
 from ringprune.residual import Correction, Residual
+from ringprune.wire import index_code
 from tests.gpu_model import LIMIT, advance, bits, differing, halving, kept, pulls, weights, wrapped
 from tests.test_cuda_training import JOBS, STEPS, trained
 
@@ -161,10 +162,23 @@ def test_what_was_sent_is_there_until_it_was_read(cuda: str) -> None:
     assert len(others) == 4
 
 
+def test_a_bit_map_is_read_without_waiting_for_the_device(cuda: str) -> None:
+    """Of several roots as well: how many positions there are, and whether they can be, the host knows."""
+    code = index_code(4_000, 10_000, "bitmap")
+    sets = [torch.arange(start, 10_000, 3, dtype=torch.int32) for start in (0, 1)]
+    messages = {f"of {i}": code.encode(positions.to(cuda)) for i, positions in enumerate(sets)}
+    code.decode_maps(messages, torch.device(cuda))
+    torch.cuda.synchronize()
+    with told_of_waiting("error"):
+        found = code.decode_maps(messages, torch.device(cuda))
+    assert found.is_cuda and torch.equal(found.cpu(), torch.cat(sets).sort().values)
+
+
 WAITS = {
     "dense": {"mode.py"},  # whether gradients are finite
-    "one root": {"mode.py", "indices.py"},  # indices to the host
-    "local steps": {"mode.py", "indices.py", "devices.py"},  # whether weights were changed outside
+    "one root": {"mode.py", "devices.py"},  # indices to the host
+    "4 bits": {"mode.py", "devices.py", "values.py"},  # a bit map of them; and values, coded
+    "local steps": {"mode.py", "devices.py"},  # also whether weights were changed outside
 }
 """Where a step waits for the device, once it is under way."""
 

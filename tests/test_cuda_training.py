@@ -48,6 +48,8 @@ JOBS: dict[str, tuple[Any, dict[str, Any]]] = {
     "nodes, own sets": (POLICIES["own sets"], {"hierarchical": True}),
     "nodes, dense": (POLICIES["dense"], {"hierarchical": True}),
     "sums": (POLICIES["all roots"], {"op": "sum"}),
+    "bit maps": (rp.IWP(0.3), {}),
+    "bit maps of all": (rp.IWP(0.3, roots="all", index_format="bitmap"), {}),
     "guard": (POLICIES["one root"], {"guard": rp.Guard(every=2, bound=1e-6, growths=1)}),
     "drift": (POLICIES["one root"], {"check_every": 2}),
     "Nesterov": (POLICIES["one root"], {"make": functools.partial(halving, nesterov=True)}),

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringprune.devices import differing
+from ringprune.devices import differing, to_device, to_host
 
 PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))]
 
@@ -48,3 +48,16 @@ def test_one_entry_that_differs_is_found_wherever_it_is(data: st.DataObject) -> 
 def across(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with its axes in another order in memory, as channels_last has them."""
     return tensor.mT.clone(memory_format=torch.contiguous_format).mT if tensor.dim() > 1 else tensor.clone()
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("numel", [0, 1, 1000])
+def test_there_and_back(place: str, numel: int) -> None:
+    """From a part of what came to the host, too, which is pinned and copied from as it is."""
+    tensor = torch.arange(numel, dtype=torch.int32)
+    there = tensor.to(place)
+    host = to_host(there)
+    assert host.device.type == "cpu" and torch.equal(host, tensor)
+    assert host is there if place == "cpu" else numel == 0 or host.is_pinned()
+    again = to_device(host[numel // 2 :], torch.device(place))
+    assert again.device.type == place and torch.equal(again.cpu(), tensor[numel // 2 :])

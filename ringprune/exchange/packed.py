@@ -190,11 +190,14 @@ class PackedLane(KeptLane):
 
     def _proposed(self, step: int) -> list[Tensor]:
         """What the roots have proposed, as one set; none where nobody proposes."""
-        sets = []
-        for root, message in self._proposals.wait() if self._proposals is not None else ():
-            name = f"bucket {self.bucket.index} indices from rank {root} at step {step}"
-            sets.append(self._index_code.decode(message, name=name))
-        return [to_device(agreement.union(sets, CPU), self.bucket.device)] if sets else []
+        if self._proposals is None:
+            return []
+        code, device, index = self._index_code, self.bucket.device, self.bucket.index
+        came = {f"bucket {index} indices from rank {r} at step {step}": sent for r, sent in self._proposals.wait()}
+        if code.coding == "bitmap":  # which are one set before they are positions, and become these on the device
+            return [code.decode_maps(came, device)]
+        sets = [code.decode(message, name=name) for name, message in came.items()]
+        return [to_device(agreement.union(sets, CPU), device)]
 
     def _pack(self) -> Tensor:
         """[5] Values leave the residual."""

@@ -5,6 +5,7 @@ so that all ranks choose alike, and nobody has to be told a size.
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,10 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ringprune.bitmap import read_bitmap, set_bits
+from ringprune.bitmap import count_bits, read_bitmap, set_bits
+from ringprune.devices import to_device, to_host
 from ringprune.errors import CommunicatorError
 from ringprune.ops import MAX_POSITIONS, PAD
 from ringprune.validation import one_of
+from ringprune.wire import map_on_device
 from ringprune.wire.elias_fano import fill_elias_fano, read_elias_fano
 from ringprune.wire.message import FRAME_BYTES, WIRE_VERSION, new_message, open_message, seal
 
@@ -80,7 +83,12 @@ class IndexCode:
         Returns:
             uint8, shape ``(size,)``, in host memory.
         """
-        host = positions.cpu().numpy()
+        if self.coding == "bitmap" and positions.device.type != "cpu":
+            # Made where the positions are: of entries so close, a bit for each is far less than an int32 for each.
+            made = torch.zeros(self.size, dtype=torch.uint8, device=positions.device)
+            map_on_device.write(positions, made[FRAME_BYTES:])
+            return seal(to_host(made), self.number)
+        host = to_host(positions).numpy()
         kept = host[host != PAD] if host.size and host.min() == PAD else host
         message = new_message(_COUNT_BYTES + self.position_bytes)
         words = message.numpy()[FRAME_BYTES:].view(np.uint64)
@@ -117,12 +125,49 @@ class IndexCode:
             CommunicatorError: the message is damaged, foreign or of another version, or holds anything but that. All
                 ranks get the same message, so all raise.
         """
+        body, kept = self._opened(message, name=name)
+        return torch.from_numpy(self.read(body.numpy().view(np.uint64), kept, name=name))
+
+    def decode_maps(self, messages: Mapping[str, Tensor], device: torch.device) -> Tensor:
+        """The positions of one or several proposals together, in bit maps; nothing waits for the device.
+
+        The host looks at the maps, whatever the device: so all ranks refuse the same ones.
+
+        Args:
+            messages: uint8, by what errors call them.
+            device: where to make the positions.
+
+        Returns:
+            int32, ascending, each position once, all below ``numel``; on ``device``.
+
+        Raises:
+            CommunicatorError: the first message of which :meth:`decode` would say so.
+        """
+        maps = []
+        for name, message in messages.items():
+            bits, kept = self._opened(message, name=name)
+            words = bits.numpy().view(np.uint64)
+            beyond = self.numel % 64 and int(words[-1]) >> self.numel % 64
+            if beyond or count_bits(words) != kept:
+                raise self._unlawful(name)
+            maps.append(bits)
+        if len(maps) > 1:
+            maps = [torch.from_numpy(functools.reduce(np.bitwise_or, (bits.numpy() for bits in maps)))]
+        return _read_map(maps[0], device)
+
+    def _opened(self, message: Tensor, *, name: str) -> tuple[Tensor, int]:
+        """The bytes of a proposal's positions, as they came, and how many it says they are: at most ``count``."""
         body = open_message(message.cpu(), self.number, _COUNT_BYTES + self.position_bytes, name=name)
-        words = body.numpy().view(np.uint64)
-        kept = int(words[0])
+        kept = int(body[:_COUNT_BYTES].numpy().view(np.uint64)[0])
         if kept > self.count:
             raise CommunicatorError(f"{name}: {kept} indices, more than the {self.count} agreed")
-        return torch.from_numpy(self.read(words[1:], kept, name=name))
+        return body[_COUNT_BYTES:], kept
+
+    def _unlawful(self, name: str) -> CommunicatorError:
+        return CommunicatorError(
+            f"{name}: the indices proposed are not ascending positions below {self.numel}; are all ranks running "
+            f"the same version of RingPrune (wire format {WIRE_VERSION})?"
+        )
 
     def read(self, words: NDArray[np.uint64], kept: int, *, name: str) -> NDArray[np.int32]:
         """The ``kept`` positions, at most ``count``, that :meth:`write` has written.
@@ -144,11 +189,25 @@ class IndexCode:
         else:
             lawful = read_elias_fano(first, second, self.width, self.numel, positions)
         if not lawful:
-            raise CommunicatorError(
-                f"{name}: the indices proposed are not ascending positions below {self.numel}; are all ranks running "
-                f"the same version of RingPrune (wire format {WIRE_VERSION})?"
-            )
+            raise self._unlawful(name)
         return positions
+
+
+def _read_map(bits: Tensor, device: torch.device) -> Tensor:
+    """The positions of a map, int32, on a device.
+
+    Args:
+        bits: uint8, the map's bytes; of a message a slice, not by way of numpy (:func:`ringprune.devices.to_device`).
+        device: where to make the positions.
+    """
+    words = bits.numpy().view(np.uint64)
+    step = map_on_device.PART // 64
+    counts = [int(count_bits(words[begin : begin + step])) for begin in range(0, words.size, step)]
+    if device.type != "cpu":
+        return map_on_device.read(to_device(bits, device), counts)
+    positions = np.empty(sum(counts), np.int32)
+    read_bitmap(words, 64 * words.size, positions)
+    return torch.from_numpy(positions)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ringprune import ops
-from ringprune.devices import to_device
+from ringprune.devices import to_device, to_host
 from ringprune.threads import in_parts
 from ringprune.validation import one_of
 from ringprune.wire import on_device
@@ -110,7 +110,7 @@ class ValueCode:
                 was.
         """
         size = self.size(into.numel()) - FRAME_BYTES
-        body = open_message(message.cpu(), _CODES[self.coding], size, name=name)
+        body = open_message(to_host(message), _CODES[self.coding], size, name=name)
         self._read(to_device(body, into.device), into, add=add)
         return into
 

@@ -91,6 +91,7 @@ T __shfl_up_sync(uint32_t mask, T value, int distance) {
 }
 
 inline int __popc(uint32_t word) { return __builtin_popcount(word); }
+inline int __ffs(int word) { return __builtin_ffs(word); }
 
 template <class T>
 void __stwb(T* to, T value) {
