@@ -15,6 +15,7 @@ struct Four {
   Quad<float> residual;
   Quad<float> velocity;
 
+  Four() = default;
   __device__ Four(const State& state, const Part& part, int64_t i, int64_t valid)
       : grad(load_packed(part.grad, part.grad_type, i, valid)),
         residual(load4(state.residual + part.start + i, valid)),

@@ -8,10 +8,8 @@
 
 namespace ringprune::cuda {
 
-constexpr int kDigitThreads = 1024;
-constexpr uint32_t kTogether = 16;  // keys that a thread loads at once: as many as one block has by itself
-static_assert(kFew <= kDigitThreads, "a thread has one of the few");
-static_assert(kStrip % (8 * kDigitThreads) == 0, "a share, some strips, is read in whole turns");
+constexpr uint32_t kKept = 16;  // keys that a thread loads at once, and keeps
+static_assert(kFew < 1u << 16, "two numbers of keys share a word");
 
 // Keys from `low` on, 2^bits of them.
 struct Range {
@@ -87,34 +85,58 @@ struct Worker {
         workers(source.workers(part, bucket.parts.share)) {}
 };
 
-// Calls body(key) for the keys that fall to this block, in any order, and for some zeros.
-template <class Keys, class Body>
-__device__ void for_each_key(const Bucket& bucket, const Worker& worker, const Keys& keys, const Body& body) {
-  const Part& part = worker.part;
-  if (worker.source.slots) {
-    const uint64_t size = worker.source.size;
-    const uint32_t* slots = bucket.keys + part.first_slot;
-    const auto begin = static_cast<uint32_t>(size * worker.me / worker.workers);
-    const auto end = static_cast<uint32_t>(size * (worker.me + 1) / worker.workers);
-    // Loaded together, for what body does with one lets no later load pass.
-    for (uint32_t first = begin + threadIdx.x; first < end; first += kTogether * kDigitThreads) {
-      uint32_t some[kTogether];
+// The keys that fall to a block. `kKept` candidates for each thread are read once; the rest, or all of a tensor's
+// entries, anew each time.
+template <class Keys, int kOfBlock>
+class Reading {
+  static_assert(kStrip % (8 * kOfBlock) == 0, "a share, some strips, is read in whole turns");
+
+ public:
+  __device__ Reading(const Bucket& bucket, const Worker& worker, const Keys& keys)
+      : bucket_(bucket), worker_(worker), keys_(keys) {
+    const uint64_t size = worker.source.slots ? worker.source.size : 0u;
+    begin_ = static_cast<uint32_t>(size * worker.me / worker.workers);
+    end_ = static_cast<uint32_t>(size * (worker.me + 1) / worker.workers);
+    load(begin_ + threadIdx.x, kept_);
+  }
+
+  // Calls body(key) for all of them, in any order, and for some zeros.
+  template <class Body>
+  __device__ void for_each(const Body& body) const {
+    if (!worker_.source.slots) return for_each_entry(body);
 #pragma unroll
-      for (uint32_t j = 0; j < kTogether; ++j) {
-        const uint32_t slot = first + j * kDigitThreads;
-        some[j] = slot < end ? slots[slot] : 0u;
-      }
+    for (uint32_t j = 0; j < kKept; ++j) body(kept_[j]);
+    for (uint32_t first = begin_ + threadIdx.x + kTurnKeys; first < end_; first += kTurnKeys) {
+      uint32_t some[kKept];
+      load(first, some);
 #pragma unroll
-      for (uint32_t j = 0; j < kTogether; ++j) body(some[j]);
+      for (uint32_t j = 0; j < kKept; ++j) body(some[j]);
     }
-  } else {
-    const int64_t share = bucket.parts.share;
-    for (int64_t begin = share * worker.me; begin < part.entries; begin += share * worker.workers) {
+  }
+
+ private:
+  static constexpr uint32_t kTurnKeys = kKept * kOfBlock;
+
+  // Together, for what is done with one lets no later load pass.
+  __device__ void load(uint32_t first, uint32_t (&some)[kKept]) const {
+    const uint32_t* slots = bucket_.keys + worker_.part.first_slot;
+#pragma unroll
+    for (uint32_t j = 0; j < kKept; ++j) {
+      const uint32_t slot = first + j * kOfBlock;
+      some[j] = slot < end_ ? slots[slot] : 0u;
+    }
+  }
+
+  template <class Body>
+  __device__ void for_each_entry(const Body& body) const {
+    const Part& part = worker_.part;
+    const int64_t share = bucket_.parts.share;
+    for (int64_t begin = share * worker_.me; begin < part.entries; begin += share * worker_.workers) {
       const int64_t end = min(begin + share, part.entries);
-      for (int64_t turn = begin; turn < end; turn += 8 * kDigitThreads) {
-        const int64_t i = turn + 4 * threadIdx.x, other = i + 4 * kDigitThreads;
-        const Quad<uint32_t> quad = keys.load(part, i, part.entries - i);
-        const Quad<uint32_t> next = keys.load(part, other, part.entries - other);
+      for (int64_t turn = begin; turn < end; turn += 8 * kOfBlock) {
+        const int64_t i = turn + 4 * threadIdx.x, other = i + 4 * kOfBlock;
+        const Quad<uint32_t> quad = keys_.load(part, i, part.entries - i);
+        const Quad<uint32_t> next = keys_.load(part, other, part.entries - other);
 #pragma unroll
         for (int e = 0; e < 4; ++e) body(quad.v[e]);
 #pragma unroll
@@ -122,68 +144,78 @@ __device__ void for_each_key(const Bucket& bucket, const Worker& worker, const K
       }
     }
   }
-}
+
+  const Bucket& bucket_;
+  const Worker& worker_;
+  const Keys& keys_;
+  uint32_t begin_, end_;
+  uint32_t kept_[kKept];
+};
 
 // Adds the block's histogram to the tensor's; the last block of all then has the whole, and leaves zeros behind.
-__device__ inline bool merge(uint32_t (&histogram)[kBins], uint32_t* whole, uint32_t* arrived, uint32_t blocks) {
-  for (int bin = threadIdx.x; bin < kBins; bin += kDigitThreads) {
+template <int kOfBlock>
+__device__ bool merge(uint32_t (&histogram)[kBins], uint32_t* whole, uint32_t* arrived, uint32_t blocks) {
+  for (int bin = threadIdx.x; bin < kBins; bin += kOfBlock) {
     if (histogram[bin] != 0u) atomicAdd(&whole[bin], histogram[bin]);
   }
   if (!arrives_last(arrived, blocks)) return false;
-  for (int bin = threadIdx.x; bin < kBins; bin += kDigitThreads) histogram[bin] = atomicExch(&whole[bin], 0u);
+  for (int bin = threadIdx.x; bin < kBins; bin += kOfBlock) histogram[bin] = atomicExch(&whole[bin], 0u);
   return true;
 }
 
-// The bin in which the entry of some rank is, counted from the top, and how many are in the bins above.
+// The bin in which the entry of some rank is, counted from the top, how many are in the bins above, and in this one.
 struct Place {
   uint32_t bin;
   uint32_t above;
+  uint32_t size;
 };
 
 // What the threads of a block know of their tensor's threshold.
+template <int kOfBlock>
 struct Search {
   uint32_t histogram[kBins];
   Aim aim;          // of the next hint
   Place hint;       // where that is, if it has a place
+  uint32_t total;   // of the keys counted for that
   Range range;      // where the threshold is
   uint32_t rank;    // its, among the keys there
   uint32_t digits;  // that were known
   uint32_t found;
-  Quad<uint32_t> few[kFew / 4];
+  uint32_t few[kFew];
 
   // Before keys are counted; then there has to be a barrier.
   __device__ void clear() {
-    for (int bin = threadIdx.x; bin < kBins; bin += kDigitThreads) histogram[bin] = 0u;
+    for (int bin = threadIdx.x; bin < kBins; bin += kOfBlock) histogram[bin] = 0u;
   }
   // Before anything else; likewise.
   __device__ void begin() {
     clear();
-    if (threadIdx.x < kFew) few[threadIdx.x / 4].v[threadIdx.x % 4] = 0u;
     if (threadIdx.x == 0) found = 0u;
   }
 };
 
 // Counts the keys that `bins` has. Whether this block then has the histogram of all.
-template <class Keys, class Bins>
-__device__ bool count_keys(const Bucket& bucket, const Worker& worker, const Keys& keys, const Bins& bins,
-                           uint32_t (&histogram)[kBins]) {
-  for_each_key(bucket, worker, keys, [&](uint32_t key) {
+template <class Keys, int kOfBlock, class Bins>
+__device__ bool count_keys(const Bucket& bucket, const Worker& worker, const Reading<Keys, kOfBlock>& reading,
+                           const Bins& bins, uint32_t (&histogram)[kBins]) {
+  reading.for_each([&](uint32_t key) {
     if (bins.has(key)) atomicAdd(&histogram[bins.bin_of(key)], 1u);
   });
   __syncthreads();
   if (worker.workers == 1u) return true;
   uint32_t* whole = bucket.histograms + int64_t{worker.part.histogram} * kBins;
-  if (!merge(histogram, whole, &bucket.progress[worker.i].arrived, worker.workers)) return false;
+  if (!merge<kOfBlock>(histogram, whole, &bucket.progress[worker.i].arrived, worker.workers)) return false;
   __syncthreads();
   return true;
 }
 
 // Ranks of a histogram. Each thread has the bins below those of the thread before it.
+template <int kOfBlock>
 class Ranks {
  public:
   __device__ explicit Ranks(const uint32_t (&histogram)[kBins]) : histogram_(histogram) {
     for (int j = 0; j < kEach; ++j) own_ += histogram[kBins - 1 - threadIdx.x * kEach - j];
-    before_ = block_scan<kDigitThreads>(own_, total_);
+    before_ = block_scan<kOfBlock>(own_, total_);
   }
 
   // How many keys were counted.
@@ -192,36 +224,32 @@ class Ranks {
   // Whether the entry of that rank is in this thread's bins; of all threads it is one, or none.
   __device__ bool locate(uint32_t rank, Place& place) const {
     if (rank <= before_ || rank > before_ + own_) return false;
-    place = {kBins - 1 - threadIdx.x * kEach, before_};
+    place = {kBins - 1 - threadIdx.x * kEach, before_, 0u};
     for (; place.above + histogram_[place.bin] < rank; --place.bin) place.above += histogram_[place.bin];
+    place.size = histogram_[place.bin];
     return true;
   }
 
  private:
-  static constexpr int kEach = kBins / kDigitThreads;
+  static constexpr int kEach = kBins / kOfBlock;
   const uint32_t (&histogram_)[kBins];
   uint32_t before_, own_ = 0, total_;
 };
 
 // The key at a rank, were the keys of its bin spread evenly. `least` is below none of those counted.
-__device__ inline uint32_t interpolate(const Range& bin, const Place& place, uint32_t rank, uint32_t in_bin,
-                                       uint32_t least) {
+__device__ inline uint32_t interpolate(const Range& bin, const Place& place, uint32_t rank, uint32_t least) {
   const uint32_t low = max(bin.low, least), high = min(bin.low + (1u << bin.bits), kNaNKey + 1u);
-  return low + static_cast<uint32_t>(uint64_t{high - low} * (place.above + in_bin - rank) / in_bin);
+  return low + static_cast<uint32_t>(uint64_t{high - low} * (place.above + place.size - rank) / place.size);
 }
 
-// Finds the first bin of a tensor's threshold, and the next hint. Whether it was this block that found it; `found` keys
-// were collected. The histogram is clear.
-template <class Keys>
-__device__ bool find_first_bin(const Bucket& bucket, const Worker& worker, const Keys& keys, const Hint& hint,
-                               uint32_t found, Search& search, Progress& progress) {
+// Finds the first bin of a tensor's threshold, and where the next hint is. Whether it was this block that found them.
+// The histogram is clear, the aim is known.
+template <class Keys, int kOfBlock>
+__device__ bool find_first_bin(const Bucket& bucket, const Worker& worker, const Reading<Keys, kOfBlock>& reading,
+                               const FirstBins& bins, Search<kOfBlock>& search, Progress& progress) {
   const auto count = static_cast<uint32_t>(worker.part.count);
-  const bool slots = worker.source.slots;
-  const FirstBins bins{slots ? floor_of(bucket, worker.part, hint) : kAboveZero};
-  // Here and below one thread has more to do, of a warp that the others do not wait for as yet.
-  if (threadIdx.x == kDigitThreads - 1) search.aim = aim_after(worker.part, hint, found, !slots);
-  if (!count_keys(bucket, worker, keys, bins, search.histogram)) return false;
-  const Ranks ranks(search.histogram);
+  if (!count_keys(bucket, worker, reading, bins, search.histogram)) return false;
+  const Ranks<kOfBlock> ranks(search.histogram);
   const uint32_t total = ranks.total();
   Place place;
   if (total > count && ranks.locate(count, place)) {
@@ -234,29 +262,33 @@ __device__ bool find_first_bin(const Bucket& bucket, const Worker& worker, const
       search.range = {0u, 0u};
       search.rank = 0u;
     }
-    progress.recollect = !slots;
+    search.total = total;
+    progress.recollect = !worker.source.slots;
     progress.all = total <= count;
     progress.selected = min(total, count);
   }
   __syncthreads();
-  if (threadIdx.x != kLanes) return true;
-  const uint32_t rank = search.aim.rank, bin = search.hint.bin;
-  if (rank <= total) {
-    progress.hint = interpolate(bins.of_bin(bin), search.hint, rank, search.histogram[bin], bins.floor);
-  } else {  // they are all there are, or the floor was too high to see more
-    progress.hint = bins.floor == kAboveZero ? kAboveZero : below(bins.floor);
-  }
   return true;
 }
 
+// The next hint, when its place is known.
+template <int kOfBlock>
+__device__ uint32_t next_hint(const Search<kOfBlock>& search, const FirstBins& bins) {
+  const uint32_t rank = search.aim.rank;
+  if (rank <= search.total) return interpolate(bins.of_bin(search.hint.bin), search.hint, rank, bins.floor);
+  // they are all there are, or the floor was too high to see more
+  return bins.floor == kAboveZero ? kAboveZero : below(bins.floor);
+}
+
 // Finds the next bin, within the range that is known. The histogram is clear. Whether it was this block that found it.
-template <class Keys>
-__device__ bool find_next_bin(const Bucket& bucket, const Worker& worker, const Keys& keys, Search& search) {
+template <class Keys, int kOfBlock>
+__device__ bool find_next_bin(const Bucket& bucket, const Worker& worker, const Reading<Keys, kOfBlock>& reading,
+                              Search<kOfBlock>& search) {
   const Range range = search.range;
   const uint32_t rank = search.rank;
-  if (!count_keys(bucket, worker, keys, range, search.histogram)) return false;
+  if (!count_keys(bucket, worker, reading, range, search.histogram)) return false;
   Place place;
-  if (Ranks(search.histogram).locate(rank, place)) {
+  if (Ranks<kOfBlock>(search.histogram).locate(rank, place)) {
     search.range = range.of_bin(place.bin);
     search.rank = rank - place.above;
   }
@@ -265,31 +297,29 @@ __device__ bool find_next_bin(const Bucket& bucket, const Worker& worker, const 
 }
 
 // Finds the threshold where few keys are left, for a block that sees all of them; whether it has. `found` is zero.
-template <class Keys>
-__device__ bool find_among_few(const Bucket& bucket, const Worker& worker, const Keys& keys, Search& search) {
+template <class Keys, int kOfBlock>
+__device__ bool find_among_few(const Reading<Keys, kOfBlock>& reading, Search<kOfBlock>& search) {
   const Range range = search.range;
   const uint32_t rank = search.rank;
-  for_each_key(bucket, worker, keys, [&](uint32_t key) {
+  reading.for_each([&](uint32_t key) {
     if (!range.has(key)) return;
     const uint32_t place = atomicAdd(&search.found, 1u);
-    if (place < kFew) search.few[place / 4].v[place % 4] = key;
+    if (place < kFew) search.few[place] = key;
   });
   __syncthreads();
   const uint32_t found = search.found;
   if (found > kFew) return false;
-  if (threadIdx.x < found) {
-    const uint32_t key = search.few[threadIdx.x / 4].v[threadIdx.x % 4];
-    uint32_t above = 0, equal = 0;
+  for (uint32_t i = warp(); i < found; i += kOfBlock / kLanes) {  // a warp compares one with all
+    const uint32_t key = search.few[i];
+    uint32_t counts = 0;  // of those above, and in the upper half of those equal
 #pragma unroll 4
-    for (uint32_t j = 0; j < found; j += 4) {  // the last may be zeros, which are neither
-      const Quad<uint32_t> others = search.few[j / 4];
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        above += others.v[e] > key;
-        equal += others.v[e] == key;
-      }
+    for (uint32_t j = lane(); j < found; j += kLanes) {
+      const uint32_t other = search.few[j];
+      counts += (other > key ? 1u : 0u) + (other == key ? 1u << 16 : 0u);
     }
-    if (above < rank && rank <= above + equal) {  // of equal ones all write the same
+    counts = warp_sum(counts);
+    const uint32_t above = counts & 0xffffu, equal = counts >> 16;
+    if (lane() == 0 && above < rank && rank <= above + equal) {  // of equal ones all write the same
       search.range = {key, 0u};
       search.rank = rank - above;
     }
@@ -299,13 +329,14 @@ __device__ bool find_among_few(const Bucket& bucket, const Worker& worker, const
 }
 
 // Finds the rest of a threshold, for a block that sees all keys.
-template <class Keys>
-__device__ void find_rest(const Bucket& bucket, const Worker& alone, const Keys& keys, Search& search) {
-  if (search.range.bits == 0u || find_among_few(bucket, alone, keys, search)) return;
+template <class Keys, int kOfBlock>
+__device__ void find_rest(const Bucket& bucket, const Worker& alone, const Reading<Keys, kOfBlock>& reading,
+                          Search<kOfBlock>& search) {
+  if (search.range.bits == 0u || find_among_few(reading, search)) return;
   while (search.range.bits > 0u) {
     search.clear();
     __syncthreads();
-    find_next_bin(bucket, alone, keys, search);
+    find_next_bin(bucket, alone, reading, search);
   }
 }
 
@@ -317,12 +348,16 @@ __device__ inline uint32_t wait_for_digits(const Progress& progress, uint32_t di
   return known;
 }
 
-// What other blocks are told, and wait for where they run beside this one.
-__device__ inline void conclude(const Search& search, Progress& progress, uint32_t digits) {
+// What other blocks are told, and wait for where they run beside this one. Most need no more than the outcome; what one
+// thread does meanwhile takes longer than to find it.
+template <int kOfBlock, class Meanwhile>
+__device__ void conclude(const Search<kOfBlock>& search, Progress& progress, uint32_t digits,
+                         const Meanwhile& meanwhile) {
   __syncthreads();
   if (threadIdx.x != 0) return;
   const bool done = search.range.bits == 0u;
-  if (done) write_now(progress.outcome, outcome_of(search.range.low, search.rank));  // most need no more
+  if (done) write_now(progress.outcome, outcome_of(search.range.low, search.rank));
+  meanwhile();
   progress.threshold = search.range.low;
   progress.bits = search.range.bits;
   progress.rank = search.rank;
@@ -332,8 +367,8 @@ __device__ inline void conclude(const Search& search, Progress& progress, uint32
 
 // Finds the first bin of a tensor's threshold, and where there is little to read the threshold. Blocks of a tensor
 // share what there is to read; `share` is which of all shares is this one's. `search` is at its beginning.
-template <class Keys>
-__device__ void find_first_digit(const Bucket& bucket, const Keys& keys, int32_t share, Search& search) {
+template <int kOfBlock, class Keys>
+__device__ void find_first_digit(const Bucket& bucket, const Keys& keys, int32_t share, Search<kOfBlock>& search) {
   const int32_t i = find_row_together(bucket.parts, &Part::first_share, share);
   const Part part = bucket.parts.rows[i];
   const Hint hint = hint_of(bucket, i);
@@ -342,15 +377,26 @@ __device__ void find_first_digit(const Bucket& bucket, const Keys& keys, int32_t
   const Source source = first_source(bucket, part, hint, found);
   const Worker worker(bucket, i, part, source, share);
   if (part.count == 0 || worker.me >= worker.workers) return;
+  const FirstBins bins{source.slots ? floor_of(bucket, part, hint) : kAboveZero};
+  const Reading<Keys, kOfBlock> reading(bucket, worker, keys);
+  // By a thread of a warp that has fewer keys than others, while all wait for these.
+  if (threadIdx.x == kOfBlock - 1) search.aim = aim_after(part, hint, found, !source.slots);
   __syncthreads();
-  if (!find_first_bin(bucket, worker, keys, hint, found, search, progress)) return;
-  if (source.is_small()) find_rest(bucket, Worker(i, part, source), keys, search);
-  conclude(search, progress, 1u);
+  if (!find_first_bin(bucket, worker, reading, bins, search, progress)) return;
+  if (source.is_small()) {
+    const Worker alone(i, part, source);
+    if (worker.workers == 1u) {
+      find_rest(bucket, alone, reading, search);
+    } else {
+      find_rest(bucket, alone, Reading<Keys, kOfBlock>(bucket, alone, keys), search);
+    }
+  }
+  conclude(search, progress, 1u, [&] { progress.hint = next_hint(search, bins); });
 }
 
 // Finds the next digit, after so many, of those that are not known yet. A range is so narrow that two are enough.
-template <class Keys>
-__device__ void find_next_digit(const Bucket& bucket, const Keys& keys, int32_t share, Search& search,
+template <int kOfBlock, class Keys>
+__device__ void find_next_digit(const Bucket& bucket, const Keys& keys, int32_t share, Search<kOfBlock>& search,
                                 uint32_t digits) {
   const int32_t i = find_row_together(bucket.parts, &Part::first_share, share);
   const Part part = bucket.parts.rows[i];
@@ -366,7 +412,8 @@ __device__ void find_next_digit(const Bucket& bucket, const Keys& keys, int32_t 
   search.clear();
   __syncthreads();
   if (search.digits >= kDigits) return;
-  if (find_next_bin(bucket, worker, keys, search)) conclude(search, progress, digits + 1u);
+  if (find_next_bin(bucket, worker, Reading<Keys, kOfBlock>(bucket, worker, keys), search))
+    conclude(search, progress, digits + 1u, [] {});
 }
 
 }  // namespace ringprune::cuda

@@ -58,29 +58,41 @@ __device__ inline Aim aim_after(const Part& part, const Hint& hint, uint32_t fou
 // A hint that reaches deeper than `key`, where nothing is known below it.
 __device__ inline uint32_t below(uint32_t key) { return key > kStep ? key - kStep : kAboveZero; }
 
+// What is known of a tensor's next hint as soon as its candidates are collected.
+struct Outlook {
+  Hint before;
+  uint32_t found;
+  bool recollect;
+  Aim aim;
+
+  __device__ Outlook(const Bucket& bucket, int32_t i)
+      : before(hint_of(bucket, i)), found(read_now(bucket.progress[i].found)) {
+    const Part& part = bucket.parts.rows[i];
+    recollect = !serves(part, floor_of(bucket, part, before), found);
+    aim = aim_after(part, before, found, recollect);
+  }
+};
+
 // Keeps hint, margin and tally of a tensor that has been selected from, maybe by other blocks of the same kernel. One
 // thread of all.
-__device__ inline void remember(const Bucket& bucket, int32_t i) {
-  const Part& part = bucket.parts.rows[i];
-  if (!bucket.hints || part.count == 0) return;
+__device__ inline void remember(const Bucket& bucket, int32_t i, const Outlook& outlook) {
   const Progress& progress = bucket.progress[i];
-  const uint32_t found = read_now(progress.found), threshold = read_now(progress.threshold);
-  const bool recollect = read_now(progress.recollect), all = read_now(progress.all);
+  const uint32_t threshold = read_now(progress.threshold);
+  const bool all = read_now(progress.all);
   uint32_t hint = max(read_now(progress.hint), kAboveZero);
 
-  const Hint before = hint_of(bucket, i);
-  const auto count = static_cast<uint32_t>(part.count);
-  const bool cold = before.key <= 0, missed = !cold && recollect && found < count;
+  const auto count = static_cast<uint32_t>(bucket.parts.rows[i].count);
+  const bool recollect = outlook.recollect, cold = outlook.before.key <= 0;
+  const bool missed = !cold && recollect && outlook.found < count;
   add_to(&bucket.tally[0], 1);
   if (cold) add_to(&bucket.tally[1], 1);
   if (missed) add_to(&bucket.tally[2], 1);
   if (!cold && !missed && recollect) add_to(&bucket.tally[3], 1);
 
-  const Aim aim = aim_after(part, before, found, recollect);
   // interpolation must not miss what a margin of 1 or more is to hold
-  if (!all && aim.rank >= count) hint = min(hint, threshold);
+  if (!all && outlook.aim.rank >= count) hint = min(hint, threshold);
   bucket.hints[2 * i] = static_cast<int32_t>(hint);
-  bucket.hints[2 * i + 1] = static_cast<int32_t>(aim.margin);
+  bucket.hints[2 * i + 1] = static_cast<int32_t>(outlook.aim.margin);
 }
 
 }  // namespace ringprune::cuda

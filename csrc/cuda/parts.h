@@ -67,6 +67,7 @@ struct alignas(16) Sharing {
 template <class Row>
 struct Table {
   const Row* rows;
+  const int32_t* first_tiles;  // of the rows once more, close together: every warp looks its tile up there
   int32_t count;
   int32_t tiles;
   int32_t strips;

@@ -117,7 +117,7 @@ class WarpTiles {
   Items items_[kEach];
 };
 
-// What a strip has, tile by tile, and the tensor's threshold, for which this waits.
+// What a strip has, tile by tile, and the tensor's threshold, for which this waits. All threads together, once.
 template <class Keys, int kOfBlock>
 struct Selected {
   using Tiles = WarpTiles<Keys, kOfBlock>;
@@ -130,9 +130,12 @@ struct Selected {
 
   __device__ Selected(const Bucket& bucket, const Strip& strip, const Keys& keys, bool slots)
       : bucket(bucket), strip(strip), progress(bucket.progress[strip.i]), tiles(bucket, strip, keys, slots) {
-    uint64_t outcome = 0;
-    while (lane() == 0 && outcome == 0) outcome = read_now(progress.outcome);
-    outcome = __shfl_sync(kAllLanes, outcome, 0);
+    __shared__ uint64_t outcome;
+    if (threadIdx.x == 0) {  // were it a thread of each warp, those who wait would keep the news from coming
+      while ((outcome = read_now(progress.outcome)) == 0) {
+      }
+    }
+    __syncthreads();
     threshold = static_cast<uint32_t>(outcome >> 32) & 0x7fffffffu;
     ties = static_cast<uint32_t>(outcome);
   }
@@ -169,58 +172,77 @@ struct Selected {
   }
 };
 
-// Whether the slots serve, which was found before this kernel began.
-__device__ inline bool in_slots(const Bucket& bucket, const Strip& strip) {
-  const Progress& progress = bucket.progress[strip.i];
-  return !progress.recollect || progress.collected <= static_cast<uint32_t>(strip.part.room);
-}
+// Counts of a tensor's strips as other blocks read them: each tells its own as soon as it has them, and how many there
+// are up to its end as soon as it knows what comes before. (D. Merrill, M. Garland: Single-pass Parallel Prefix Scan
+// with Decoupled Look-back, NVIDIA NVR-2016-002.)
+class Announced {
+ public:
+  __device__ explicit Announced(Counts* counts) : counts_(counts) {}
 
-// A block a strip.
-template <class Keys>
-__global__ void __launch_bounds__(kThreads) count_tiles(Bucket bucket, Keys keys) {
-  wait_for_previous();
-  const Strip strip(bucket.parts, static_cast<int32_t>(blockIdx.x));
-  if (strip.part.count == 0) return;
-  const Counts up_to = Selected<Keys, kThreads>(bucket, strip, keys, in_slots(bucket, strip)).count();
-  const Counts before = __shfl_up_sync(kAllLanes, up_to, 1);
-  if (warp() != 0) return;
-  if (lane() < strip.tiles) bucket.tile_counts[strip.first_tile + lane()] = lane() == 0 ? 0 : before;
-  if (lane() != kLanes - 1) return;
-  bucket.strip_counts[blockIdx.x] = up_to;
-  add_to(&bucket.group_counts[group_of(strip.i, strip.part.first_strip, strip.me)], up_to);
-}
+  // In one access, so that nobody sees a part of it.
+  __device__ void announce(int32_t strip, Counts own) const { write_now(counts_[strip], own | kThere); }
+  __device__ void announce_up_to(int32_t strip, Counts all) const { write_now(counts_[strip], all | kThere | kUpTo); }
 
-// This thread's part of the counts of a tensor's strips before this one: of whole groups, and of the rest.
-__device__ inline Counts some_before(const Bucket& bucket, const Strip& strip) {
-  const Counts* groups = bucket.group_counts + group_of(strip.i, strip.part.first_strip, 0);
-  const Counts* strips = bucket.strip_counts + strip.part.first_strip;
-  const int32_t whole = strip.me / kGroup, rest = whole * kGroup + static_cast<int32_t>(threadIdx.x);
-  Counts some = rest < strip.me ? strips[rest] : 0;
-  for (int32_t j = threadIdx.x; j < whole; j += kThreads) some += groups[j];
-  return some;
-}
-
-// A block a strip, then a block a tensor for what is kept of it.
-template <class Keys>
-__global__ void __launch_bounds__(kThreads) write_positions(Bucket bucket, Keys keys) {
-  wait_for_previous();
-  const auto number = static_cast<int32_t>(blockIdx.x);
-  if (number >= bucket.parts.strips) {
-    if (threadIdx.x == 0) remember(bucket, number - bucket.parts.strips);
-    return;
+  // Sum over the strips before one, for whose numbers this waits. All lanes of a warp together.
+  __device__ Counts before(int32_t strip) const {
+    Counts sum = 0;
+    for (int32_t end = strip; end > 0; end -= kWindows * kLanes) {
+      Counts words[kWindows];  // from the nearest on; before the first strip there is nothing
+#pragma unroll
+      for (int k = 0; k < kWindows; ++k) words[k] = word(end - 1 - k * kLanes - lane());
+#pragma unroll
+      for (int k = 0; k < kWindows; ++k) {
+        while (words[k] == 0) words[k] = word(end - 1 - k * kLanes - lane());
+        const uint32_t whole = __ballot_sync(kAllLanes, (words[k] & kUpTo) != 0);
+        const bool counts = whole == 0 || lane() < __ffs(static_cast<int>(whole));
+        if (counts) sum += words[k] & ~(kThere | kUpTo);
+        if (whole != 0) return warp_sum(sum);
+      }
+    }
+    return warp_sum(sum);
   }
+
+  // Waits until all that many have told theirs; all threads of the block together.
+  template <int kOfBlock>
+  __device__ void wait(int32_t strips) const {
+    for (int32_t strip = threadIdx.x; strip < strips; strip += kOfBlock) {
+      while (word(strip) == 0) {
+      }
+    }
+    __syncthreads();
+  }
+
+ private:
+  static constexpr int kWindows = 4;
+  static constexpr Counts kThere = Counts{1} << 63, kUpTo = Counts{1} << 31;  // numbers are below 2^31
+  __device__ Counts word(int32_t strip) const { return strip < 0 ? kThere | kUpTo : read_now(counts_[strip]); }
+
+  Counts* counts_;
+};
+
+// Writes the positions of a strip, the `number`-th of all, as soon as its tensor's threshold is known. in_slots(strip)
+// is whether the slots serve.
+template <int kOfBlock, class Keys, class InSlots>
+__device__ void write_strip(const Bucket& bucket, const Keys& keys, int32_t number, const InSlots& in_slots) {
+  __shared__ Counts before_strip;
   const Strip strip(bucket.parts, number);
   if (strip.part.count == 0) return;
-  const Counts some = some_before(bucket, strip);
-  using Tiles = WarpTiles<Keys, kThreads>;
-  Counts before_tile[Tiles::kEach], before_strip;
-#pragma unroll
-  for (int k = 0; k < Tiles::kEach; ++k) {
-    before_tile[k] = Tiles::number(k) < strip.tiles ? bucket.tile_counts[strip.first_tile + Tiles::number(k)] : 0;
+  const Selected<Keys, kOfBlock> selected(bucket, strip, keys, in_slots(strip));
+  const Counts up_to = selected.count();
+  if (warp() == 0) {
+    const Announced announced(bucket.strip_counts + strip.part.first_strip);
+    const Counts own = __shfl_sync(kAllLanes, up_to, kLanes - 1);
+    if (lane() == 0) announced.announce(strip.me, own);
+    const Counts before = announced.before(strip.me);
+    if (lane() == 0) announced.announce_up_to(strip.me, before + own);
+    if (lane() == 0) before_strip = before;
   }
-  const Selected<Keys, kThreads> selected(bucket, strip, keys, in_slots(bucket, strip));
-  block_scan(some, before_strip);
-  selected.write([&](int k) { return before_strip + before_tile[k]; });
+  __syncthreads();
+  selected.write([&](int k) {
+    const int tile = selected.tiles.number(k);
+    const Counts before = __shfl_sync(kAllLanes, up_to, max(tile - 1, 0));
+    return before_strip + (tile > 0 ? before : 0);
+  });
 }
 
 }  // namespace ringprune::cuda

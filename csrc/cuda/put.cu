@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(kThreads) put_tiles(Table<Output> outputs, Ind
   __shared__ Whole wholes[kWarps];
   const int64_t tile = grid_warp();
   if (tile >= outputs.tiles) return;
-  const Output output = outputs.rows[find_row_together(outputs, &Output::first_tile, tile)];
+  const Output output = outputs.rows[find_row_of_tile(outputs, tile)];
   const int64_t begin = (tile - output.first_tile) * kTile;
   Whole& whole = wholes[warp()];
   for (int turn = 0; turn < kTurns; ++turn) whole.quads[turn * kLanes + lane()] = Quad<float>{};

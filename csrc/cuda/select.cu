@@ -1,4 +1,4 @@
-// select on CUDA: the exact largest scores of every tensor, ties to the lowest position. Six launches, one for a small
+// select on CUDA: the exact largest scores of every tensor, ties to the lowest position. Five launches, one for a small
 // bucket.
 
 #include "kernels.h"

@@ -9,19 +9,36 @@
 
 namespace ringprune::cuda {
 
+constexpr int kDigitThreads = 512;  // two such blocks share a multiprocessor, for most tensors have little to read
+
 template <class Keys>
-__global__ void __launch_bounds__(kDigitThreads) find_first_digits(Bucket bucket, Keys keys) {
-  __shared__ Search search;
+__global__ void __launch_bounds__(kDigitThreads, 2) find_first_digits(Bucket bucket, Keys keys) {
+  __shared__ Search<kDigitThreads> search;
   search.begin();
   wait_for_previous();
-  find_first_digit(bucket, keys, static_cast<int32_t>(blockIdx.x), search);
+  find_first_digit<kDigitThreads>(bucket, keys, static_cast<int32_t>(blockIdx.x), search);
 }
 
 template <class Keys>
-__global__ void __launch_bounds__(kDigitThreads) find_next_digits(Bucket bucket, Keys keys, uint32_t digits) {
+__global__ void __launch_bounds__(kDigitThreads, 2) find_next_digits(Bucket bucket, Keys keys, uint32_t digits) {
   wait_for_previous();
-  __shared__ Search search;
-  find_next_digit(bucket, keys, static_cast<int32_t>(blockIdx.x), search, digits);
+  __shared__ Search<kDigitThreads> search;
+  find_next_digit<kDigitThreads>(bucket, keys, static_cast<int32_t>(blockIdx.x), search, digits);
+}
+
+// A block a strip, then a block a tensor for what is kept of it.
+template <class Keys>
+__global__ void __launch_bounds__(kThreads) write_positions(Bucket bucket, Keys keys) {
+  wait_for_previous();
+  const int32_t turn = take_turn(bucket.begun), strips = bucket.parts.strips;
+  if (turn < strips) {
+    return write_strip<kThreads>(bucket, keys, turn, [&](const Strip& strip) {
+      const Progress& progress = bucket.progress[strip.i];
+      return !progress.recollect || progress.collected <= static_cast<uint32_t>(strip.part.room);
+    });
+  }
+  const int32_t i = turn - strips;
+  if (threadIdx.x == 0 && bucket.hints && bucket.parts.rows[i].count > 0) remember(bucket, i, Outlook(bucket, i));
 }
 
 // Selects by `keys`, among the candidates that are in the slots where these serve.
@@ -29,14 +46,13 @@ template <class Keys>
 void select_collected(cudaStream_t stream, const Bucket& bucket, const Keys& keys) {
   const int64_t tensors = bucket.parts.count, strips = bucket.parts.strips, shares = bucket.parts.shares;
   if (bucket.at_once) {
-    return launch<kDigitThreads>(stream, kDigits * shares + strips + tensors, select_at_once<Keys>, bucket, keys);
+    return launch<kAloneThreads>(stream, kDigits * shares + strips + tensors, select_at_once<Keys>, bucket, keys);
   }
   launch<kDigitThreads>(stream, shares, find_first_digits<Keys>, bucket, keys);
   launch(stream, strips, recollect<Keys>, bucket, keys);
   for (uint32_t digits = 1; digits < kDigits; ++digits) {
     launch<kDigitThreads>(stream, shares, find_next_digits<Keys>, bucket, keys, digits);
   }
-  launch(stream, strips, count_tiles<Keys>, bucket, keys);
   launch(stream, strips + tensors, write_positions<Keys>, bucket, keys);
 }
 

@@ -5,7 +5,6 @@
 //                few enough for one block, it goes on to the threshold at once                 )
 //   recollect    where the slots did not serve: collect again, from this bin on                ) or, where they do
 //   digit 1, 2   the same with the bin's keys in finer bins, then with single keys             ) not serve, of all
-//   count        how many entries of each tile are above the threshold, how many equal to it   ) the tensor's
 //   write        positions in order; among equals the lowest                                   ) entries
 //
 // For a small bucket, where launches take longer than work, all after `collect` is one kernel, and does not recollect.
@@ -56,13 +55,8 @@ struct Run {
 };
 
 // Numbers of entries above and equal to a threshold, in one word: two counters that are added as one. Neither reaches
-// 2^32, for a bucket has fewer than 2^31 entries.
+// 2^31, for a bucket has fewer entries.
 using Counts = uint64_t;
-
-// Where the sum is of the group that a strip of tensor `i` belongs to. No two tensors share a group.
-C10_HOST_DEVICE constexpr int32_t group_of(int32_t i, int32_t first_strip, int32_t strip) {
-  return first_strip / kGroup + i + strip / kGroup;
-}
 
 // The tables of one call, all on the device.
 struct Bucket {
@@ -72,10 +66,8 @@ struct Bucket {
   uint32_t* keys;        // per slot
   uint16_t* entries;     // per slot: which entry of its tile
   Run* runs;             // per tile
-  Counts* tile_counts;   // per tile: of the tiles before it in its strip; not at once
-  Counts* strip_counts;  // per strip, all zero before
-  Counts* group_counts;  // per kGroup strips of a tensor, all zero before; see group_of; not at once
-  uint32_t* begun;       // how many blocks have, zero before; at once
+  Counts* strip_counts;  // per strip, all zero before; see Announced
+  uint32_t* begun;       // how many blocks of the last kernel have, zero before
   uint32_t* left;        // how many of the digits' blocks are done, zero before; at once
   bool at_once;          // whether one kernel does all after collecting
   int32_t* hints;        // per tensor a key and a margin; null: there are none

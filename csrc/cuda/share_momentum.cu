@@ -13,7 +13,7 @@ __global__ void __launch_bounds__(kThreads) share_momentum_tiles(Table<Sharing> 
   wait_for_previous();
   const int64_t tile = grid_warp();
   if (tile >= tensors.tiles) return;
-  const Sharing of = tensors.rows[find_row_together(tensors, &Sharing::first_tile, tile)];
+  const Sharing of = tensors.rows[find_row_of_tile(tensors, tile)];
   const int64_t begin = (tile - of.first_tile) * kTile;
   for (int turn = 0; turn < kTurns; ++turn) {
     const int64_t i = begin + turn * kTurn + 4 * lane(), valid = of.entries - i;

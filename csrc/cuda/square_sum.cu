@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) add_tiles(Parts parts, double* sums_
   wait_for_previous();
   const int64_t tile = grid_warp();
   if (tile >= parts.tiles) return;
-  const Part& part = parts.rows[find_row_together(parts, &Part::first_tile, tile)];
+  const Part& part = parts.rows[find_row_of_tile(parts, tile)];
   const double sum = add_tile(Squares{part.grad, part.grad_type}, tile - part.first_tile, part.entries);
   if (lane() == 0) sums_of_tiles[tile] = sum;
 }

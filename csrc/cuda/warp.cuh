@@ -21,7 +21,14 @@ __device__ inline uint32_t lanes_before() { return (1u << lane()) - 1u; }
 
 template <class T>
 __device__ T warp_sum(T value) {
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(kAllLanes, value, distance);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if constexpr (std::is_same_v<T, uint32_t>) {
+    value = __reduce_add_sync(kAllLanes, value);
+  } else
+#endif
+  {
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) value += __shfl_xor_sync(kAllLanes, value, distance);
+  }
   return value;
 }
 

@@ -1,4 +1,4 @@
-// accumulate_select on CUDA, the host side: eight launches, three for a small bucket, the upload of the table
+// accumulate_select on CUDA, the host side: seven launches, three for a small bucket, the upload of the table
 // included.
 
 #include <torch/library.h>

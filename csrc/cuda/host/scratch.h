@@ -48,9 +48,7 @@ class Scratch {
     const auto tensors = static_cast<int64_t>(table.rows.size());
     histograms_ = session.empty_of<uint32_t>(int64_t{layout.histograms} * kBins);
     const bool at_once = layout.entries <= kAtOnce;
-    const int64_t groups = at_once ? 0 : layout.strips / kGroup + tensors;
-    counters_ = session.empty(tensors * sizeof(Progress) + (layout.strips + groups + 1) * sizeof(Counts), at::kByte);
-    tile_counts_ = session.empty_of<Counts>(at_once ? 0 : table.tiles());
+    counters_ = session.empty(tensors * sizeof(Progress) + (layout.strips + 1) * sizeof(Counts), at::kByte);
     keys_ = session.empty_of<uint32_t>(layout.slots);
     entries_ = session.empty_of<uint16_t>(layout.slots);
     runs_ = session.empty_of<Run>(table.tiles());
@@ -60,10 +58,8 @@ class Scratch {
     bucket.parts.share = static_cast<int32_t>(layout.share);
     bucket.at_once = at_once;
     bucket.progress = memory<Progress>(counters_);
-    bucket.tile_counts = memory<Counts>(tile_counts_);
     bucket.strip_counts = reinterpret_cast<Counts*>(bucket.progress + tensors);
-    bucket.group_counts = bucket.strip_counts + layout.strips;
-    bucket.begun = reinterpret_cast<uint32_t*>(bucket.group_counts + groups);
+    bucket.begun = reinterpret_cast<uint32_t*>(bucket.strip_counts + layout.strips);
     bucket.left = bucket.begun + 1;
     bucket.histograms = memory<uint32_t>(histograms_);
     bucket.keys = memory<uint32_t>(keys_);
@@ -80,7 +76,7 @@ class Scratch {
     return static_cast<T*>(tensor.mutable_data_ptr());
   }
 
-  at::Tensor rows_, counters_, histograms_, keys_, entries_, runs_, tile_counts_;
+  at::Tensor rows_, counters_, histograms_, keys_, entries_, runs_;
 };
 
 }  // namespace ringprune::cuda

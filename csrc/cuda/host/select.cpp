@@ -1,4 +1,4 @@
-// select on CUDA, the host side: seven launches, two for a small bucket, the upload of the table
+// select on CUDA, the host side: six launches, two for a small bucket, the upload of the table
 // included.
 
 #include <torch/library.h>

@@ -7,6 +7,7 @@
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <cstring>
 #include <vector>
 
 #include "../../checks.h"
@@ -79,10 +80,23 @@ class HostTable {
   Table<Row> send(const Session& session, at::Tensor& memory, Zeros first = {}, Zeros second = {},
                   Zeros third = {}) const {
     const auto count = static_cast<int64_t>(rows.size());
-    memory = session.empty_of<Row>(count);
-    upload(session.stream(), rows.data(), count * static_cast<int64_t>(sizeof(Row)), memory.mutable_data_ptr(), first,
-           second, third);
-    return {static_cast<const Row*>(memory.const_data_ptr()), static_cast<int32_t>(count), tiles_, 0, 0, 0};
+    const size_t bytes = rows.size() * sizeof(Row);
+    std::vector<char> image(bytes + ceil_div(rows.size() * sizeof(int32_t), size_t{16}) * 16);
+    std::memcpy(image.data(), rows.data(), bytes);
+    for (size_t i = 0; i < rows.size(); ++i) {
+      std::memcpy(image.data() + bytes + i * sizeof(int32_t), &rows[i].first_tile, sizeof(int32_t));
+    }
+    memory = session.empty(static_cast<int64_t>(image.size()), at::kByte);
+    upload(session.stream(), image.data(), static_cast<int64_t>(image.size()), memory.mutable_data_ptr(), first, second,
+           third);
+    const char* sent = static_cast<const char*>(memory.const_data_ptr());
+    return {reinterpret_cast<const Row*>(sent),
+            reinterpret_cast<const int32_t*>(sent + bytes),
+            static_cast<int32_t>(count),
+            tiles_,
+            0,
+            0,
+            0};
   }
 
  private:

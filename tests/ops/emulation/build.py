@@ -30,7 +30,8 @@ def compiler() -> str | None:
 def build(out: Path, extra: list[str]) -> Path:
     """Compile what has changed, link all of it, and return the library."""
     out.mkdir(parents=True, exist_ok=True)
-    sources = [*sorted(CSRC.glob("cuda/*.cu")), *sorted(CSRC.glob("cuda/host/*.cpp")), HERE / "cuda_on_cpu.cpp"]
+    kernels = [*CSRC.glob("cuda/*.cu"), *HERE.glob("*.cu")]
+    sources = [*sorted(kernels), *sorted(CSRC.glob("cuda/host/*.cpp")), HERE / "cuda_on_cpu.cpp"]
     library = out / LIBRARY
     _compile(HERE / "prelude.h", out, extra)
     with ThreadPoolExecutor(2) as pool:
