@@ -110,7 +110,8 @@ elif step build 300 env RINGPRUNE_BUILD=cuda RINGPRUNE_NATIVE=off "$python" -W i
         # without the project's settings, which ask for plugins
         set -- "$python" -m pytest -q -c /dev/null --rootdir=. --import-mode=importlib -p no:cacheprovider -W ignore
         beside "tests of the ops [cuda]" 180 "$@" -k "cuda and not native and not reference and not emulation" tests/ops
-        beside "tests of training [cuda]" 180 "$@" -k "[cuda" tests/test_cuda_training.py tests/test_cuda_streams.py tests/test_residual.py
+        beside "tests of training [cuda]" 180 "$@" -k "[cuda or -cuda" tests/test_cuda_training.py tests/test_cuda_streams.py \
+            tests/test_residual.py tests/test_devices.py tests/wire/test_maps.py
     else
         skip "tests [cuda]" "pytest or hypothesis is not installed"
     fi

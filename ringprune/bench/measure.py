@@ -205,6 +205,7 @@ def _graph_us(bucket: Bucket) -> float | None:
     clock = stopwatch(bucket.device, busy=True)
     samples = []
     for _ in range(20):
-        bucket.restore()  # each replay selects from the same state, with hints that fit it
+        bucket.draw()  # each replay makes the next step from the same state, with hints that fit it
+        bucket.restore()
         samples.append(clock.time(graph.replay)[0])
     return Times(samples).seconds * 1e6
