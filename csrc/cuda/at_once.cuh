@@ -22,7 +22,8 @@ __device__ inline void leave(const Bucket& bucket) {
 __device__ inline void finish(const Bucket& bucket, int32_t i) {
   const Part& part = bucket.parts.rows[i];
   if (part.count == 0 || !bucket.hints) return;
-  const Outlook outlook(bucket, i);  // takes a while, and nothing is waited for as yet
+  Outlook outlook;
+  if (threadIdx.x == 0) outlook = Outlook(bucket, i);  // takes a while, for which nothing has to wait
   Announced(bucket.strip_counts + part.first_strip).wait<kAloneThreads>(strips_of(part));
   if (threadIdx.x != 0) return;
   const uint32_t digit_blocks = kDigits * static_cast<uint32_t>(bucket.parts.shares);

@@ -333,7 +333,7 @@ template <class Keys, int kOfBlock>
 __device__ void find_rest(const Bucket& bucket, const Worker& alone, const Reading<Keys, kOfBlock>& reading,
                           Search<kOfBlock>& search) {
   if (search.range.bits == 0u || find_among_few(reading, search)) return;
-  while (search.range.bits > 0u) {
+  for (uint32_t digits = 1; digits < kDigits && search.range.bits > 0u; ++digits) {
     search.clear();
     __syncthreads();
     find_next_bin(bucket, alone, reading, search);
@@ -349,13 +349,14 @@ __device__ inline uint32_t wait_for_digits(const Progress& progress, uint32_t di
 }
 
 // What other blocks are told, and wait for where they run beside this one. Most need no more than the outcome; what one
-// thread does meanwhile takes longer than to find it.
+// thread does meanwhile takes longer than to find it. After the last digit there is an outcome whatever was found: were
+// tensors changed by others between two readings, positions would be wrong, but nobody waits for ever.
 template <int kOfBlock, class Meanwhile>
 __device__ void conclude(const Search<kOfBlock>& search, Progress& progress, uint32_t digits,
                          const Meanwhile& meanwhile) {
   __syncthreads();
   if (threadIdx.x != 0) return;
-  const bool done = search.range.bits == 0u;
+  const bool done = search.range.bits == 0u || digits == kDigits;
   if (done) write_now(progress.outcome, outcome_of(search.range.low, search.rank));
   meanwhile();
   progress.threshold = search.range.low;
@@ -391,7 +392,7 @@ __device__ void find_first_digit(const Bucket& bucket, const Keys& keys, int32_t
       find_rest(bucket, alone, Reading<Keys, kOfBlock>(bucket, alone, keys), search);
     }
   }
-  conclude(search, progress, 1u, [&] { progress.hint = next_hint(search, bins); });
+  conclude(search, progress, source.is_small() ? kDigits : 1u, [&] { progress.hint = next_hint(search, bins); });
 }
 
 // Finds the next digit, after so many, of those that are not known yet. A range is so narrow that two are enough.

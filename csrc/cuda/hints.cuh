@@ -65,6 +65,7 @@ struct Outlook {
   bool recollect;
   Aim aim;
 
+  Outlook() = default;
   __device__ Outlook(const Bucket& bucket, int32_t i)
       : before(hint_of(bucket, i)), found(read_now(bucket.progress[i].found)) {
     const Part& part = bucket.parts.rows[i];

@@ -166,7 +166,8 @@ struct Selected {
       });
     }
     if (threshold > 0u) return;  // there are as many as were asked for
-    wait_for_digits(progress, kDigits);
+    if (threadIdx.x == 0) wait_for_digits(progress, kDigits);
+    __syncthreads();
     const int64_t step = int64_t{strips_of(strip.part)} * kOfBlock, mine = int64_t{strip.me} * kOfBlock + threadIdx.x;
     for (int64_t i = read_now(progress.selected) + mine; i < strip.part.count; i += step) positions[i] = kPad;
   }
@@ -232,7 +233,10 @@ __device__ void write_strip(const Bucket& bucket, const Keys& keys, int32_t numb
   if (warp() == 0) {
     const Announced announced(bucket.strip_counts + strip.part.first_strip);
     const Counts own = __shfl_sync(kAllLanes, up_to, kLanes - 1);
-    if (lane() == 0) announced.announce(strip.me, own);
+    if (lane() == 0) {
+      __threadfence();  // whoever sees it may change the hint, which has been read
+      announced.announce(strip.me, own);
+    }
     const Counts before = announced.before(strip.me);
     if (lane() == 0) announced.announce_up_to(strip.me, before + own);
     if (lane() == 0) before_strip = before;

@@ -83,7 +83,7 @@ class IndexCode:
         Returns:
             uint8, shape ``(size,)``, in host memory.
         """
-        if self.coding == "bitmap" and positions.device.type != "cpu":
+        if self.coding == "bitmap" and _codes_itself(positions.device):
             # Made where the positions are: of entries so close, a bit for each is far less than an int32 for each.
             made = torch.zeros(self.size, dtype=torch.uint8, device=positions.device)
             map_on_device.write(positions, made[FRAME_BYTES:])
@@ -134,7 +134,7 @@ class IndexCode:
         The host looks at the maps, whatever the device: so all ranks refuse the same ones.
 
         Args:
-            messages: uint8, by what errors call them.
+            messages: uint8, by what errors call them; at least one.
             device: where to make the positions.
 
         Returns:
@@ -193,6 +193,11 @@ class IndexCode:
         return positions
 
 
+def _codes_itself(device: torch.device) -> bool:
+    """Whether maps are made and read by operations of the device, not by loops on the host."""
+    return device.type != "cpu"
+
+
 def _read_map(bits: Tensor, device: torch.device) -> Tensor:
     """The positions of a map, int32, on a device.
 
@@ -203,7 +208,7 @@ def _read_map(bits: Tensor, device: torch.device) -> Tensor:
     words = bits.numpy().view(np.uint64)
     step = map_on_device.PART // 64
     counts = [int(count_bits(words[begin : begin + step])) for begin in range(0, words.size, step)]
-    if device.type != "cpu":
+    if _codes_itself(device):
         return map_on_device.read(to_device(bits, device), counts)
     positions = np.empty(sum(counts), np.int32)
     read_bitmap(words, 64 * words.size, positions)

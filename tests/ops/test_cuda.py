@@ -228,6 +228,16 @@ def test_square_sum_is_the_same_tree(device_kernels: Backend, n: int) -> None:
     assert_same_bits(sums.cpu(), Backend("reference").op("square_sum")(tensors))
 
 
+def test_many_strips_at_once(device_kernels: Backend) -> None:
+    """Each looks back over those before it, further than it reads at a time, as long as these do not know all."""
+    arguments = bucket(device_kernels.device, (3_000_001, 5_000), 0.05)
+    hints = Hints.none(2, torch.device(device_kernels.device))
+    for _ in range(2):  # without hints, and with
+        wanted, _ = expected(arguments)
+        found = run(arguments, hints)
+        assert_same_bits(found.cpu(), wanted)
+
+
 def calls(device: str) -> dict[str, Callable[[], object]]:
     """Each op with arguments on ``device``, the first of which is elsewhere."""
     flat, elsewhere = torch.ones(5, device=device), torch.ones(5)
@@ -256,8 +266,13 @@ def test_tensors_elsewhere_are_refused(cuda: str, op: str) -> None:
         calls(cuda)[op]()
 
 
-def test_side_stream(cuda: str) -> None:
-    arguments = bucket(cuda, (200_000, 100), 0.01, sent=True)
+LARGEST = [200_000, 3_000_001]
+"""Entries of the first tensor: of a bucket that one kernel selects from, and of one for which there are several."""
+
+
+@pytest.mark.parametrize("largest", LARGEST)
+def test_side_stream(cuda: str, largest: int) -> None:
+    arguments = bucket(cuda, (largest, 100), 0.01, sent=True)
     wanted, _ = expected(arguments)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -269,11 +284,12 @@ def test_side_stream(cuda: str) -> None:
     assert_same_bits(found.cpu(), wanted)
 
 
-def test_captured_into_a_graph_and_replayed(cuda: str) -> None:
-    arguments = bucket(cuda, (200_000, 100, 5), 0.01, sent=True)
+@pytest.mark.parametrize("largest", LARGEST)
+def test_captured_into_a_graph_and_replayed(cuda: str, largest: int) -> None:
+    arguments = bucket(cuda, (largest, 100, 5), 0.01, sent=True)
     hints = Hints.none(3, torch.device(cuda))
     outputs = [torch.zeros_like(weight) for weight in arguments["weights"]]
-    offsets = [0, 200_000, 200_100, 200_105]
+    offsets = [0, largest, largest + 100, largest + 105]
     initial = {name: arguments[name].clone() for name in ("residual", "velocity")}
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):  # an op that waits for the device, or copies from the host, ends the capture

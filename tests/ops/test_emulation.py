@@ -29,6 +29,7 @@ def test_cuda_kernels_on_the_cpu(flags: list[str], tests: str) -> None:
         env=os.environ | {"RINGPRUNE_NATIVE": "off", "RINGPRUNE_EMULATED": str(library)},
         capture_output=True,
         text=True,
+        timeout=600,  # blocks may wait for each other for ever
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout

@@ -3,6 +3,8 @@
 With the id "cpu" what a device does is done to tensors of the host.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
@@ -14,14 +16,20 @@ from torch import Tensor
 
 from ringprune.errors import CommunicatorError
 from ringprune.ops import PAD
-from ringprune.wire import IndexCode, index_code, map_on_device
-from ringprune.wire.indices import _CODES
+from ringprune.wire import IndexCode, index_code, indices, map_on_device
 from ringprune.wire.message import FRAME_BYTES, seal
 
 CPU = torch.device("cpu")
 PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))]
 PARTS = st.sampled_from([64, 192, map_on_device.PART])
 SIZES = st.one_of(st.integers(0, 200), st.sampled_from([255, 256, 257, 1000, 5000]))
+
+
+@contextmanager
+def as_on_a_device(part: int = map_on_device.PART) -> Iterator[None]:
+    """Maps are coded by operations of torch even on the host, in parts of so many entries."""
+    with mock.patch.object(map_on_device, "PART", part), mock.patch.object(indices, "_codes_itself", return_value=True):
+        yield
 
 
 def drawn(numel: int, density: float, seed: int) -> Tensor:
@@ -34,19 +42,6 @@ def padded(positions: Tensor, pads: int, seed: int) -> Tensor:
     """With ``PAD`` in places that are drawn."""
     places = np.random.default_rng(seed).integers(0, positions.numel() + 1, pads)
     return torch.from_numpy(np.insert(positions.numpy(), places, PAD))
-
-
-def there(code: IndexCode, positions: Tensor) -> Tensor:
-    """The body that a device makes, and what it makes of PAD left out."""
-    body = torch.zeros(code.size - FRAME_BYTES, dtype=torch.uint8, device=positions.device)
-    map_on_device.write(positions, body)
-    return body.cpu()
-
-
-def read_there(words: Tensor, place: str) -> Tensor:
-    """The positions that a device makes of a map, which is told how many there are in each part."""
-    parts = [np.unpackbits(part.numpy()).sum() for part in words.split(map_on_device.PART // 8)] if len(words) else []
-    return map_on_device.read(words.to(place), [int(count) for count in parts])
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -63,14 +58,13 @@ def test_bytes_and_positions_are_the_same_on_a_device(
     positions = padded(expected, pads, seed)
     code = index_code(positions.numel(), numel, "bitmap")
     message = code.encode(positions)
-    with mock.patch.object(map_on_device, "PART", part):
-        assert torch.equal(there(code, positions.to(place)), message[FRAME_BYTES:])
+    host = code.decode_maps({"m": message}, CPU)
+    with as_on_a_device(part):
         assert torch.equal(code.encode(positions.to(place)), message)
-        found = read_there(message[FRAME_BYTES + 8 :], place)
-        decoded = code.decode_maps({"m": message}, torch.device(place))
-    for each in (found, decoded):
-        assert each.dtype == torch.int32 and each.device.type == place
-        assert torch.equal(each.cpu(), expected)
+        found = code.decode_maps({"m": message}, torch.device(place))
+    assert found.device.type == place
+    for each in (found, host):
+        assert each.dtype == torch.int32 and torch.equal(each.cpu(), expected)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -79,9 +73,9 @@ def test_a_large_map_has_several_parts(place: str) -> None:
     positions = drawn(numel, 0.3, 0)
     code = index_code(positions.numel() + 2, numel, "bitmap")
     message = code.encode(positions)
-    assert torch.equal(there(code, padded(positions, 2, 0).to(place)), message[FRAME_BYTES:])
-    assert torch.equal(read_there(message[FRAME_BYTES + 8 :], place).cpu(), positions)
-    assert torch.equal(code.decode_maps({"m": message}, torch.device(place)).cpu(), positions)
+    with as_on_a_device():
+        assert torch.equal(code.encode(padded(positions, 2, 0).to(place)), message)
+        assert torch.equal(code.decode_maps({"m": message}, torch.device(place)).cpu(), positions)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -91,18 +85,22 @@ def test_several_maps_are_one_set(place: str, numel: int, densities: list[float]
     code = index_code(max(each.numel() for each in sets), numel, "bitmap")
     messages = {f"from rank {rank}": code.encode(each) for rank, each in enumerate(sets)}
     before = {name: message.clone() for name, message in messages.items()}
-    with mock.patch.object(map_on_device, "PART", part):
+    host = code.decode_maps(messages, CPU)
+    with as_on_a_device(part):
         found = code.decode_maps(messages, torch.device(place))
-    assert torch.equal(found.cpu(), torch.cat(sets).unique()) and found.dtype == torch.int32
+    for each in (found, host):
+        assert torch.equal(each.cpu(), torch.cat(sets).unique()) and each.dtype == torch.int32
     assert all(torch.equal(message, before[name]) for name, message in messages.items())
 
 
 def outcome(code: IndexCode, message: Tensor, place: str | None) -> list[int] | str:
     """Positions, or what the error says; without a place as of one proposal in any format."""
     try:
-        found = (
-            code.decode(message, name="m") if place is None else code.decode_maps({"m": message}, torch.device(place))
-        )
+        if place is None:
+            found = code.decode(message, name="m")
+        else:
+            with as_on_a_device():
+                found = code.decode_maps({"m": message}, torch.device(place))
     except CommunicatorError as error:
         return str(error)
     return [int(position) for position in found]
@@ -124,7 +122,7 @@ def test_fuzz_whatever_a_map_holds_it_is_refused_alike(
     message[FRAME_BYTES + 8 :] = torch.from_numpy(np.packbits(bits, bitorder="little"))
     told = max(0, int(bits.sum()) + more)
     message[FRAME_BYTES : FRAME_BYTES + 8] = torch.tensor([told]).view(torch.uint8)
-    seal(message, _CODES["bitmap"])
+    seal(message, indices._CODES["bitmap"])
     expected = outcome(code, message, None)
     assert outcome(code, message, place) == expected
     lawful = told == bits.sum() <= code.count and not bits[numel:].any()
@@ -149,7 +147,7 @@ def test_the_first_bad_map_is_named() -> None:
     good = code.encode(torch.tensor([1, 2], dtype=torch.int32))
     bad = good.clone()
     bad[FRAME_BYTES] = 1
-    seal(bad, _CODES["bitmap"])
+    seal(bad, indices._CODES["bitmap"])
     with pytest.raises(
         CommunicatorError, match="from rank 3: the indices proposed are not ascending positions below 10"
     ):
