@@ -200,7 +200,7 @@ def is_outside(process_set: Any) -> bool:
 
 
 def called_by_horovod_broadcast() -> bool:
-    """Whether ``step()`` was called by ``hvd.broadcast_optimizer_state``.
+    """Whether the caller, ``step()`` or ``state_dict()``, was called by ``hvd.broadcast_optimizer_state``.
 
     It makes optimizers without state step on zero gradients, on some ranks only, so that step must not be exchanged.
     Zero gradients can as well be those of a rank without a batch; who called is the one sure sign.
@@ -340,7 +340,8 @@ def horovod_arguments(
         )
     for name, value in (("groups", groups), ("num_groups", num_groups)):
         if value:
-            raise ConfigurationError(f"{name}={value!r}: tensors are grouped into buckets; set bucket_bytes instead")
+            shown = repr(value) if isinstance(value, int) else "[...]"  # lists of tensors would fill pages
+            raise ConfigurationError(f"{name}={shown}: tensors are grouped into buckets; set bucket_bytes instead")
     flag("sparse_as_dense", sparse_as_dense)
     factor = real_number("gradient_predivide_factor", gradient_predivide_factor, above=0)
     average = _is_average(op)

@@ -78,7 +78,10 @@ _NOT_OURS = (
     "plain optimizer before wrapping it"
 )
 _NOT_A_HOOKS = "this is no state_dict() of a ringprune.ddp_hook: a dict with format, rank, size and parameters"
-_FLUSH = "call flush() before saving, after which any rank's checkpoint serves any number of ranks"
+_FLUSH = (
+    "call flush() before saving, after which any rank's checkpoint serves any number of ranks. "
+    "Where neither was done, load the model alone, and wrap anew"
+)
 _LEAVE_OUT = "leave load_state_dict() out: training goes on without what was kept back"
 
 

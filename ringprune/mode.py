@@ -136,6 +136,7 @@ class Mode(ABC):
         self._inner, self._policy, self._comm = parts.inner, parts.policy, comm
         self.embeddings = parts.embeddings
         self._highest = parts.highest
+        self._initialised = False  # in a broadcast of Horovod that is under way
         self._velocity = velocity  # then momentum, Nesterov and weight decay are ours, by a parameter's first group
         self.others = parts.others or Others(parts.params)
         self.strangers = parts.strangers or Strangers(
@@ -325,6 +326,7 @@ class Mode(ABC):
 
         At its learning rate, which some keep in their state (Rprop, ASGD).
         """
+        self._initialised = True
         groups = self._inner.param_groups
         decays = [group.get("weight_decay") for group in groups]
         weights = [(param, param.detach().clone()) for group in groups for param in group["params"]]
@@ -338,6 +340,16 @@ class Mode(ABC):
             with torch.no_grad():
                 for param, weight in weights:
                     param.copy_(weight)
+
+    def prepare_saving(self, *, for_horovod: bool) -> None:
+        """Settle; and where Horovod broadcasts the state, on all ranks, see that these are at one step: it would hang.
+
+        It asks again on ranks that had to :meth:`initialise` theirs, which may not be all.
+        """
+        self.settle()
+        again, self._initialised = self._initialised, False
+        if for_horovod and not again:
+            self.exchange.check_place()
 
     def idle(self, call: str) -> None:
         """Check that no exchange is under way.

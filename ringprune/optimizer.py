@@ -335,7 +335,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The wrapped optimizer's state, and under ``"ringprune"`` what this rank keeps; save it on every rank."""
         mode = self._active()
         if mode is not None:
-            mode.settle()
+            mode.prepare_saving(for_horovod=arguments.called_by_horovod_broadcast())
         state = sharded_state.save(self._inner)
         if mode is not None:
             flushed = self._flushed or not mode.keeps_something()

@@ -259,6 +259,7 @@ def test_two_wrappers_on_one_model_are_refused_until_the_first_is_closed_or_gone
         ({"scaler": 1.0}, "scaler=1.0"),
         ({"model": "resnet"}, "model='resnet'"),
         ({"groups": 2}, "groups=2"),
+        ({"groups": [[torch.ones(3)]]}, "groups=[...]: tensors are grouped into buckets"),
         ({"num_groups": 2}, "num_groups=2"),
         ({"overlap": "yes"}, "overlap='yes'"),
         ({"compression": "fp16"}, "compression='fp16'"),

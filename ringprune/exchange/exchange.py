@@ -16,7 +16,7 @@ from ringprune.exchange.lanes import exchanging, kind_of, lane_of, longest_sum
 from ringprune.exchange.packed import PackedLane
 from ringprune.exchange.rotation import Rotation
 from ringprune.exchange.rows import RowsLane
-from ringprune.exchange.start_check import check_start
+from ringprune.exchange.start_check import check_place, check_start
 from ringprune.exchange.watch import Watch
 from ringprune.guard import Guard
 from ringprune.metrics import Content, Metrics
@@ -125,6 +125,11 @@ class Exchange:
             RankMismatchError: they have not; on all ranks, naming the first parameter that differs.
         """
         check_start(self.step, resumed, self._setting.weights, self._plan, self._setting.comm, self._setting.metrics)
+
+    def check_place(self) -> None:
+        """Whether ranks have made equally many exchanges; all call this, and all raise RankMismatchError if not."""
+        device = self._plan.buckets[0].device if self._plan.buckets else CPU
+        check_place(self.step, self._setting.comm, self._setting.metrics, device)
 
     def _choose_ring(self) -> RingChoice:
         """Who sums float32 values; measured where there is a choice, and messages long enough to care."""

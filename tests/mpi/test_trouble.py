@@ -77,3 +77,12 @@ def test_nothing_outlives_its_time_limit(launcher: Launcher, limit: float) -> No
         if len(pids) == 2:
             break  # else it was ended before it had started: on a busy machine that takes longer
     assert len(pids) == 2, job.tails()
+
+
+@pytest.mark.parametrize("policy", ["iwp", "dense"])
+def test_resuming_on_rank_0_alone_is_refused_where_horovod_broadcasts(policy: str) -> None:
+    """As Horovod's examples resume: ranks broadcast different things, and waited for each other without end."""
+    job = run_job("tests.mpi.jobs.resuming", policy, launcher="mpirun", timeout=60, check=False)
+    assert job.returncode not in (0, None), job.tails()
+    assert "RankMismatchError: rank 0 continues at step 3, rank 1 at step 0: load a checkpoint on all" in job.output
+    assert "where Horovod's rank 0 alone loads, all do here" in job.output, job.tails()
