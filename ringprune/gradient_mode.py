@@ -13,9 +13,10 @@ from ringprune.embedding import any_embeddings
 from ringprune.errors import NonFiniteGradientError, RankMismatchError, RingPruneError, UsageError
 from ringprune.flush_rate import tell_of_rates
 from ringprune.gradients import Gradients, entries
-from ringprune.mode import Mode, Parts
+from ringprune.mode import Mode
 from ringprune.other_wrappers import averaged_elsewhere
 from ringprune.packing import laid_out_as, no_rows
+from ringprune.parts import Parts
 from ringprune.plan import Bucket
 from ringprune.residual import Correction
 from ringprune.scaling import check_halves

@@ -14,7 +14,7 @@ from ringprune.errors import RingPruneError, UsageError
 from ringprune.gradient_mode import GradientMode
 from ringprune.greeting import Greeting
 from ringprune.guard import Guard
-from ringprune.mode import Parts, Settings
+from ringprune.parts import Parts, Settings
 from ringprune.planning import check_schedule, make_mode, make_plan, sparse_parameters, takes_groups
 from ringprune.policies import Policy, check_abilities
 from ringprune.scaling import LossScale

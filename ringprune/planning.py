@@ -13,8 +13,8 @@ from ringprune.comm.communicator import Communicator
 from ringprune.embedding import ShardedEmbedding, embedding_of
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.gradient_mode import GradientMode
-from ringprune.mode import Parts
 from ringprune.momentum import takes_over
+from ringprune.parts import Parts
 from ringprune.plan import ParamSpec, Plan
 from ringprune.policies import Policy
 from ringprune.priority_mode import PriorityMode

@@ -27,7 +27,7 @@ from ringprune.exchange.dispatch import Dispatch
 from ringprune.gates import Gates
 from ringprune.gradient_mode import GradientMode
 from ringprune.layer_steps import LayerSteps
-from ringprune.mode import Parts
+from ringprune.parts import Parts
 from ringprune.plan import Bucket
 from ringprune.policies import Policy
 from ringprune.schedule import LayerPriority

@@ -14,8 +14,9 @@ from ringprune.devices import differing
 from ringprune.errors import UsageError
 from ringprune.local_steps import Interval, LocalSteps, OuterStep
 from ringprune.memory import overlapping
-from ringprune.mode import Mode, Parts
+from ringprune.mode import Mode
 from ringprune.norm_statistics import NormStatistics
+from ringprune.parts import Parts
 from ringprune.residual import Correction
 from ringprune.shared_momentum import SharedMomentum
 

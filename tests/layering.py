@@ -6,8 +6,8 @@
             |                 |                      |
             +---> comm/<x>    +--> comm/communicator <+   (the protocol only)
         prediction: what a policy would take; importable by policies and all above them
-    leaves, importable by all: errors, plan, slicing, metrics, compiled, counter_rng, drawing, validation, readers,
-    guard, row_sets, memory, pages, rank_words, bitmap, threads
+    leaves, importable by all: errors, plan, slicing, metrics, compiled, counter_rng, devices, drawing, validation,
+    readers, guard, row_sets, memory, pages, rank_words, bitmap, threads
 """
 
 import ast

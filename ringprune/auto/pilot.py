@@ -18,7 +18,7 @@ from ringprune.clock import clock_for
 from ringprune.comm.communicator import ASKED
 from ringprune.errors import CheckpointError, RingPruneError
 from ringprune.gradient_mode import GradientMode
-from ringprune.mode import Parts
+from ringprune.parts import Parts
 from ringprune.plan import Plan, Route, gather_texts
 from ringprune.planning import make_mode, make_plan, takes_groups
 from ringprune.policies import Policy
