@@ -23,7 +23,10 @@ def set_bits(positions: Array, words: Array) -> Number:
 
     Returns how many of them were not set before.
     """
-    current, word, new = 0, np.uint64(0), np.uint64(0)
+    if positions.size == 0:
+        return np.int64(0)
+    # From its first word on, for other threads may be at those before.
+    current, word, new = positions[0] >> 6, np.uint64(0), np.uint64(0)
     for position in positions:
         place = position >> 6
         if place != current:
@@ -31,9 +34,8 @@ def set_bits(positions: Array, words: Array) -> Number:
             words[current] |= word
             current, word = place, np.uint64(0)
         word |= np.uint64(1) << np.uint64(position & 63)
-    if positions.size:
-        new += ones(word & ~words[current])
-        words[current] |= word
+    new += ones(word & ~words[current])
+    words[current] |= word
     return np.int64(new)
 
 
@@ -47,13 +49,16 @@ def count_bits(words: Array) -> Number:
 
 
 @compiled
-def read_bitmap(words: Array, numel: Number, positions: Array) -> Flag:
-    """Write the numbers of the bits set into ``positions`` (int32); False unless they are as many, below ``numel``."""
+def read_bitmap(words: Array, numel: Number, positions: Array, first: Number = 0) -> Flag:
+    """Write the numbers of the bits set into ``positions`` (int32); False unless they are as many, below ``numel``.
+
+    Numbers begin with ``first``.
+    """
     count = 0
     for place in range(words.size):
         word = words[place]
         while word != np.uint64(0):
-            position = (place << 6) + np.int64(trailing_zeros(word))
+            position = first + (place << 6) + np.int64(trailing_zeros(word))
             if count == positions.size or position >= numel:
                 return False
             positions[count] = position

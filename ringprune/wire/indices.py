@@ -5,6 +5,7 @@ so that all ranks choose alike, and nobody has to be told a size.
 """
 
 import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -18,6 +19,7 @@ from ringprune.bitmap import count_bits, read_bitmap, set_bits
 from ringprune.devices import to_device, to_host
 from ringprune.errors import CommunicatorError
 from ringprune.ops import MAX_POSITIONS, PAD
+from ringprune.threads import in_parts
 from ringprune.validation import one_of
 from ringprune.wire import map_on_device
 from ringprune.wire.elias_fano import fill_elias_fano, read_elias_fano
@@ -28,6 +30,10 @@ __all__ = ["INDEX_FORMATS", "MAX_POSITIONS", "IndexCode", "index_code"]
 INDEX_FORMATS = ("auto", "list", "bitmap", "elias-fano")
 """``auto`` is the shortest of the others."""
 
+BLOCK = 1 << 18
+"""Entries of a map that a thread reads at least: it has to be told how many bits come before."""
+
+LAST = np.iinfo(np.int32).max
 _COUNT_BYTES = 8
 _CODES = {"list": 1, "bitmap": 2, "elias-fano": 3}
 Coding = Literal["list", "bitmap", "elias-fano"]
@@ -107,7 +113,7 @@ class IndexCode:
         if self.coding == "list":
             first.view(np.int32)[: positions.size] = positions
         elif self.coding == "bitmap":
-            set_bits(positions, first)
+            _write_map(positions, first)
         else:
             fill_elias_fano(positions, self.width, first, second)
 
@@ -206,13 +212,33 @@ def _read_map(bits: Tensor, device: torch.device) -> Tensor:
         device: where to make the positions.
     """
     words = bits.numpy().view(np.uint64)
-    step = map_on_device.PART // 64
-    counts = [int(count_bits(words[begin : begin + step])) for begin in range(0, words.size, step)]
-    if _codes_itself(device):
+    on_device = _codes_itself(device)
+    step = map_on_device.PART if on_device else BLOCK
+    counts = [int(count_bits(words[begin : begin + step // 64])) for begin in range(0, words.size, step // 64)]
+    if on_device:
         return map_on_device.read(to_device(bits, device), counts)
-    positions = np.empty(sum(counts), np.int32)
-    read_bitmap(words, 64 * words.size, positions)
+    starts = [0, *itertools.accumulate(counts)]
+    positions = np.empty(starts[-1], np.int32)
+
+    def read(begin: int, end: int) -> None:
+        into = positions[starts[begin // step] : starts[-(-end // step)]]
+        read_bitmap(words[begin // 64 : end // 64], 64 * words.size, into, begin)
+
+    in_parts(64 * words.size, step, read)
     return torch.from_numpy(positions)
+
+
+def _write_map(positions: NDArray[np.int32], words: NDArray[np.uint64]) -> None:
+    """Set the bits at positions that ascend, on several threads, of which each has words of its own."""
+
+    def write(begin: int, end: int) -> None:
+        # As what they are compared with: of another type all of them would be copied first.
+        ends = [
+            positions.size if place > LAST else np.searchsorted(positions, np.int32(place)) for place in (begin, end)
+        ]
+        set_bits(positions[slice(*ends)], words)
+
+    in_parts(64 * words.size, 64, write)
 
 
 @functools.lru_cache(maxsize=1024)

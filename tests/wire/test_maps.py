@@ -14,6 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from ringprune import threads
 from ringprune.errors import CommunicatorError
 from ringprune.ops import PAD
 from ringprune.wire import IndexCode, index_code, indices, map_on_device
@@ -91,6 +92,23 @@ def test_several_maps_are_one_set(place: str, numel: int, densities: list[float]
     for each in (found, host):
         assert torch.equal(each.cpu(), torch.cat(sets).unique()) and each.dtype == torch.int32
     assert all(torch.equal(message, before[name]) for name, message in messages.items())
+
+
+@given(numel=SIZES, density=st.floats(0, 1), number=st.integers(1, 5), seed=st.integers(0, 2**32 - 1))
+@example(numel=5000, density=1, number=5, seed=0)
+def test_on_several_threads_maps_are_the_same(numel: int, density: float, number: int, seed: int) -> None:
+    positions = drawn(numel, density, seed)
+    code = index_code(positions.numel(), numel, "bitmap")
+    with (
+        mock.patch.object(torch, "get_num_threads", return_value=number),
+        mock.patch.object(threads, "FEWEST", 64),
+        mock.patch.object(indices, "BLOCK", 128),
+    ):
+        message = code.encode(positions)
+        found = code.decode_maps({"m": message}, CPU)
+    bits = np.unpackbits(message[FRAME_BYTES + 8 :].numpy(), bitorder="little")
+    assert np.array_equal(np.flatnonzero(bits), positions.numpy())
+    assert torch.equal(found, positions)
 
 
 def outcome(code: IndexCode, message: Tensor, place: str | None) -> list[int] | str:
