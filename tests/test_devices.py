@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringprune.devices import differing, to_device, to_host
-
-PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))]
+from tests.places import PLACES
 
 
 @pytest.mark.parametrize("place", PLACES)

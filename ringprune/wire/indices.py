@@ -149,17 +149,19 @@ class IndexCode:
         Raises:
             CommunicatorError: the first message of which :meth:`decode` would say so.
         """
-        maps = []
+        maps, step = [], map_on_device.PART if _codes_itself(device) else BLOCK
         for name, message in messages.items():
             bits, kept = self._opened(message, name=name)
             words = bits.numpy().view(np.uint64)
             beyond = self.numel % 64 and int(words[-1]) >> self.numel % 64
-            if beyond or count_bits(words) != kept:
+            counts = _counts(bits, step)
+            if beyond or sum(counts) != kept:
                 raise self._unlawful(name)
             maps.append(bits)
         if len(maps) > 1:
-            maps = [torch.from_numpy(functools.reduce(np.bitwise_or, (bits.numpy() for bits in maps)))]
-        return _read_map(maps[0], device)
+            bits = torch.from_numpy(functools.reduce(np.bitwise_or, (bits.numpy() for bits in maps)))
+            counts = _counts(bits, step)
+        return _read_map(bits, counts, step, device)
 
     def _opened(self, message: Tensor, *, name: str) -> tuple[Tensor, int]:
         """The bytes of a proposal's positions, as they came, and how many it says they are: at most ``count``."""
@@ -204,19 +206,24 @@ def _codes_itself(device: torch.device) -> bool:
     return device.type != "cpu"
 
 
-def _read_map(bits: Tensor, device: torch.device) -> Tensor:
+def _counts(bits: Tensor, step: int) -> list[int]:
+    """How many bits of a map, uint8, are set in each ``step`` entries."""
+    words = bits.numpy().view(np.uint64)
+    return [int(count_bits(words[begin : begin + step // 64])) for begin in range(0, words.size, step // 64)]
+
+
+def _read_map(bits: Tensor, counts: list[int], step: int, device: torch.device) -> Tensor:
     """The positions of a map, int32, on a device.
 
     Args:
         bits: uint8, the map's bytes; of a message a slice, not by way of numpy (:func:`ringprune.devices.to_device`).
+        counts: how many are set in each ``step`` entries.
+        step: on a device :data:`ringprune.wire.map_on_device.PART`.
         device: where to make the positions.
     """
-    words = bits.numpy().view(np.uint64)
-    on_device = _codes_itself(device)
-    step = map_on_device.PART if on_device else BLOCK
-    counts = [int(count_bits(words[begin : begin + step // 64])) for begin in range(0, words.size, step // 64)]
-    if on_device:
+    if _codes_itself(device):
         return map_on_device.read(to_device(bits, device), counts)
+    words = bits.numpy().view(np.uint64)
     starts = [0, *itertools.accumulate(counts)]
     positions = np.empty(starts[-1], np.int32)
 

@@ -19,9 +19,9 @@ from ringprune.errors import CommunicatorError
 from ringprune.ops import PAD
 from ringprune.wire import IndexCode, index_code, indices, map_on_device
 from ringprune.wire.message import FRAME_BYTES, seal
+from tests.places import PLACES
 
 CPU = torch.device("cpu")
-PLACES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"))]
 PARTS = st.sampled_from([64, 192, map_on_device.PART])
 SIZES = st.one_of(st.integers(0, 200), st.sampled_from([255, 256, 257, 1000, 5000]))
 
