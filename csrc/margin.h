@@ -46,4 +46,18 @@ C10_HOST_DEVICE inline int64_t mended_margin(int64_t margin, int64_t needed) {
   return needed >= margin ? needed : static_cast<int64_t>(std::sqrt(static_cast<double>(needed * margin)));
 }
 
+// The hint below one that let `candidates` through, of which the smallest selected, the `count`-th, has the key
+// `threshold`, for a rank beyond them: keys fall with the logarithm of the rank, as in any tail that thins out
+// exponentially; never by more than an octave.
+C10_HOST_DEVICE inline uint32_t hint_below(uint32_t hint, int64_t candidates, uint32_t threshold, int64_t count,
+                                           int64_t rank) {
+  constexpr double kMost = 1 << 23;
+  if (hint <= 1) return 1;  // everything above 0 has been seen
+  const double seen = std::log(static_cast<double>(candidates) / static_cast<double>(count));
+  const double wanted = std::log(static_cast<double>(rank) / static_cast<double>(candidates));
+  const double step = seen > 0 ? (threshold - hint) * wanted / seen : kMost / 8;
+  const double key = hint - (step < kMost ? step : kMost);
+  return key > 1.0 ? static_cast<uint32_t>(key) : 1;
+}
+
 }  // namespace ringprune

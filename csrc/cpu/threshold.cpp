@@ -3,10 +3,10 @@
 #include "threshold.h"
 
 #include <bit>
-#include <cmath>
 #include <functional>
 
 #include "../arithmetic.h"
+#include "../margin.h"
 
 namespace ringprune {
 namespace {
@@ -56,17 +56,6 @@ uint32_t nth_largest(std::vector<uint32_t>& keys, int64_t rank) {
   return keys[rank - 1];
 }
 
-// A hint below those seen, for a rank beyond the candidates: keys fall with the logarithm of the rank, as in any tail
-// that thins out exponentially; never by more than an octave.
-uint32_t extrapolate(uint32_t threshold, int64_t count, uint32_t hint, int64_t candidates, int64_t rank) {
-  constexpr double kMost = 1 << 23;
-  if (hint <= 1) return 1;  // everything above 0 has been seen
-  const double seen = std::log(static_cast<double>(candidates) / static_cast<double>(count));
-  const double wanted = std::log(static_cast<double>(rank) / static_cast<double>(candidates));
-  const double step = seen > 0 ? (threshold - hint) * wanted / seen : kMost / 8;
-  return static_cast<uint32_t>(std::max(1.0, hint - std::min(step, kMost)));
-}
-
 }  // namespace
 
 Threshold find_threshold(const Loops& loop, c10::ArrayRef<Part> parts, int64_t count, int64_t rank) {
@@ -78,7 +67,7 @@ Threshold find_threshold(const Loops& loop, c10::ArrayRef<Part> parts, int64_t c
   if (candidates <= count) {
     for (size_t i = 0; i < parts.size(); ++i) result.shares[i].above = parts[i].count;
     result.key = 0;
-    result.next_hint = extrapolate(hint, candidates, hint, candidates, rank);
+    result.next_hint = hint_below(hint, candidates, hint, candidates, rank);
     return result;
   }
 
@@ -103,7 +92,7 @@ Threshold find_threshold(const Loops& loop, c10::ArrayRef<Part> parts, int64_t c
   std::vector<uint32_t> order = inside;
   result.key = nth_largest(order, rest);
   if (!many) result.next_hint = rank <= candidates ? nth_largest(order, rank) : 0;
-  if (result.next_hint == 0) result.next_hint = extrapolate(result.key, count, hint, candidates, rank);
+  if (result.next_hint == 0) result.next_hint = hint_below(hint, candidates, result.key, count, rank);
   if (rank >= count) result.next_hint = std::min(result.next_hint, result.key);  // where it was interpolated
 
   for (size_t i = 0; i < parts.size(); ++i) {

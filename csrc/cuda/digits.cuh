@@ -159,13 +159,13 @@ __device__ bool find_first_bin(const Bucket& bucket, const Worker& worker, const
   return true;
 }
 
-// The next hint, when its place is known.
+// The next hint, when its place is known, and the threshold, or a bin of it.
 template <int kOfBlock>
-__device__ uint32_t next_hint(const Search<kOfBlock>& search, const FirstBins& bins) {
+__device__ uint32_t next_hint(const Search<kOfBlock>& search, const FirstBins& bins, uint32_t count) {
   const uint32_t rank = search.aim.rank;
   if (rank <= search.total) return interpolate(bins.of_bin(search.hint.bin), search.hint, rank, bins.floor);
   // they are all there are, or the floor was too high to see more
-  return bins.floor == kAboveZero ? kAboveZero : below(bins.floor);
+  return hint_below(bins.floor, search.total, search.range.low, count, rank);
 }
 
 // Finds the next bin, within the range that is known. The histogram is clear. Whether it was this block that found it.
@@ -270,6 +270,7 @@ __device__ void find_first_digit(const Bucket& bucket, const Keys& keys, int32_t
   const Reading<Keys, kOfBlock> reading(bucket, worker, keys);
   // By a thread of a warp that has fewer keys than others, while all wait for these.
   if (threadIdx.x == kOfBlock - 1) search.aim = aim_after(part, hint, found, !source.slots);
+  reading.wait();
   __syncthreads();
   if (!find_first_bin(bucket, worker, reading, bins, search, progress)) return;
   if (source.is_small()) {
@@ -277,10 +278,14 @@ __device__ void find_first_digit(const Bucket& bucket, const Keys& keys, int32_t
     if (worker.workers == 1u) {
       find_rest(bucket, alone, reading, search);
     } else {
-      find_rest(bucket, alone, Reading<Keys, kOfBlock>(bucket, alone, keys), search);
+      const Reading<Keys, kOfBlock> all(bucket, alone, keys);
+      all.wait();
+      __syncthreads();
+      find_rest(bucket, alone, all, search);
     }
   }
-  conclude(search, progress, source.is_small() ? kDigits : 1u, [&] { progress.hint = next_hint(search, bins); });
+  conclude(search, progress, source.is_small() ? kDigits : 1u,
+           [&] { progress.hint = next_hint(search, bins, part.count); });
 }
 
 // Finds the next digit, after so many, of those that are not known yet. A range is so narrow that two are enough.
@@ -299,10 +304,11 @@ __device__ void find_next_digit(const Bucket& bucket, const Keys& keys, int32_t 
     search.rank = read_now(progress.rank);
   }
   search.clear();
+  const Reading<Keys, kOfBlock> reading(bucket, worker, keys);
+  reading.wait();
   __syncthreads();
   if (search.digits >= kDigits) return;
-  if (find_next_bin(bucket, worker, Reading<Keys, kOfBlock>(bucket, worker, keys), search))
-    conclude(search, progress, digits + 1u, [] {});
+  if (find_next_bin(bucket, worker, reading, search)) conclude(search, progress, digits + 1u, [] {});
 }
 
 }  // namespace ringprune::cuda

@@ -12,7 +12,6 @@ namespace ringprune::cuda {
 
 constexpr uint32_t kNone = 0xffffffffu;  // a hint that no key reaches
 constexpr uint32_t kAboveZero = 1u;      // a hint that every key reaches that may be selected
-constexpr uint32_t kStep = 1u << 20;     // an eighth of a power of two: how far a hint goes down in the dark
 
 // What is kept of a tensor between steps.
 struct Hint {
@@ -54,9 +53,6 @@ __device__ inline Aim aim_after(const Part& part, const Hint& hint, uint32_t fou
   const int64_t rank = rank_of(part.count, margin);
   return {margin, static_cast<uint32_t>(min(max(rank, int64_t{1}), int64_t{kNone - 1}))};
 }
-
-// A hint that reaches deeper than `key`, where nothing is known below it.
-__device__ inline uint32_t below(uint32_t key) { return key > kStep ? key - kStep : kAboveZero; }
 
 // What is known of a tensor's next hint as soon as its candidates are collected.
 struct Outlook {

@@ -48,14 +48,19 @@ bool launches_early(void (*kernel)(Parameters...)) {
 #endif
 }
 
-// Starts `kernel` on that many blocks; nothing where there are none.
-template <int kOfBlock = kThreads, class... Parameters, class... Arguments>
+// Starts `kernel` on that many blocks, each with so many bytes of shared memory besides its own variables; nothing
+// where there are no blocks.
+template <int kOfBlock = kThreads, int kShared = 0, class... Parameters, class... Arguments>
 void launch(cudaStream_t stream, int64_t blocks, void (*kernel)(Parameters...), const Arguments&... arguments) {
   if (blocks == 0) return;
   cudaLaunchConfig_t config{};
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(kOfBlock);
   config.stream = stream;
+  config.dynamicSmemBytes = kShared;
+  if (kShared > 0) {  // more than a kernel gets unless it is said of it
+    C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  }
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;

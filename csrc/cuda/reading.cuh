@@ -2,13 +2,25 @@
 
 #pragma once
 
+#include <cuda_pipeline_primitives.h>
+
 #include "hints.cuh"
 #include "keys.cuh"
 #include "tiles.cuh"
 
 namespace ringprune::cuda {
 
-constexpr uint32_t kKept = 16;  // keys that a thread loads at once, and keeps
+constexpr int kHeldBytes = kHeld * sizeof(uint32_t);  // of shared memory, for the kernels that have a Reading
+
+// The shared memory that a kernel's launch asks for.
+__device__ inline void* shared_memory() {
+#ifdef __CUDACC__
+  extern __shared__ uint4 memory[];
+  return memory;
+#else
+  return emulation::shared_memory;
+#endif
+}
 
 // The keys a tensor's threshold is looked for in: its slots, or where they do not serve all of its entries.
 struct Source {
@@ -53,46 +65,62 @@ struct Worker {
         workers(source.workers(part, bucket.parts.share)) {}
 };
 
-// The keys that fall to a block. `kKept` candidates for each thread are read once; the rest, or all of a tensor's
-// entries, anew each time.
+// The keys that fall to a block. Of candidates `kHeld` are copied into shared memory at once, and read there by a short
+// loop each time: code that is run once is slow, for it has to be fetched, and were they kept in registers there would
+// be a body for each. What does not fit there, or all of a tensor's entries, is read anew each time. At most one at a
+// time.
 template <class Keys, int kOfBlock>
 class Reading {
   static_assert(kStrip % (8 * kOfBlock) == 0, "a share, some strips, is read in whole turns");
+  static_assert(kHeld % kChunk == 0);
 
  public:
+  // Begins to copy, where the slots are aligned to whole chunks.
   __device__ Reading(const Bucket& bucket, const Worker& worker, const Keys& keys)
       : bucket_(bucket), worker_(worker), keys_(keys) {
-    const uint64_t size = worker.source.slots ? worker.source.size : 0u;
-    begin_ = static_cast<uint32_t>(size * worker.me / worker.workers);
-    end_ = static_cast<uint32_t>(size * (worker.me + 1) / worker.workers);
-    load(begin_ + threadIdx.x, kept_);
+    begin_ = end_ = held_ = 0u;
+    if (!worker.source.slots) return;
+    begin_ = border(worker.me);
+    end_ = worker.me + 1u == worker.workers ? worker.source.size : border(worker.me + 1u);
+    held_ = min(end_ - begin_, kHeld);
+    const auto* slots = reinterpret_cast<const uint4*>(bucket.keys + worker.part.first_slot + begin_);
+    auto* held = reinterpret_cast<uint4*>(shared_memory());
+    for (uint32_t chunk = threadIdx.x; chunk * kChunk < held_; chunk += kOfBlock) {
+      __pipeline_memcpy_async(held + chunk, slots + chunk, sizeof(uint4));
+    }
+    __pipeline_commit();
   }
+
+  // Before keys are read; then there has to be a barrier.
+  __device__ void wait() const { __pipeline_wait_prior(0); }
 
   // Calls body(key) for all of them, in any order, and for some zeros.
   template <class Body>
   __device__ void for_each(const Body& body) const {
     if (!worker_.source.slots) return for_each_entry(body);
+    const auto* held = reinterpret_cast<const uint32_t*>(shared_memory());
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < held_; i += kOfBlock) body(held[i]);
+    const uint32_t* slots = bucket_.keys + worker_.part.first_slot;
+    for (uint32_t first = begin_ + held_ + threadIdx.x; first < end_; first += kTogether * kOfBlock) {
+      uint32_t some[kTogether];  // loaded together, for what is done with one lets no later load pass
 #pragma unroll
-    for (uint32_t j = 0; j < kKept; ++j) body(kept_[j]);
-    for (uint32_t first = begin_ + threadIdx.x + kTurnKeys; first < end_; first += kTurnKeys) {
-      uint32_t some[kKept];
-      load(first, some);
+      for (uint32_t j = 0; j < kTogether; ++j) {
+        const uint32_t slot = first + j * kOfBlock;
+        some[j] = slot < end_ ? slots[slot] : 0u;
+      }
 #pragma unroll
-      for (uint32_t j = 0; j < kKept; ++j) body(some[j]);
+      for (uint32_t j = 0; j < kTogether; ++j) body(some[j]);
     }
   }
 
  private:
-  static constexpr uint32_t kTurnKeys = kKept * kOfBlock;
+  static constexpr uint32_t kTogether = 8;
 
-  // Together, for what is done with one lets no later load pass.
-  __device__ void load(uint32_t first, uint32_t (&some)[kKept]) const {
-    const uint32_t* slots = bucket_.keys + worker_.part.first_slot;
-#pragma unroll
-    for (uint32_t j = 0; j < kKept; ++j) {
-      const uint32_t slot = first + j * kOfBlock;
-      some[j] = slot < end_ ? slots[slot] : 0u;
-    }
+  // Where the slots of a worker begin, in whole chunks.
+  __device__ uint32_t border(uint32_t worker) const {
+    const uint64_t before = uint64_t{worker_.source.size} * worker / worker_.workers;
+    return static_cast<uint32_t>(before / kChunk * kChunk);
   }
 
   template <class Body>
@@ -116,8 +144,8 @@ class Reading {
   const Bucket& bucket_;
   const Worker& worker_;
   const Keys& keys_;
-  uint32_t begin_, end_;
-  uint32_t kept_[kKept];
+  uint32_t begin_, end_;  // of its slots, counted from the tensor's first
+  uint32_t held_;         // how many of them are in shared memory
 };
 
 }  // namespace ringprune::cuda

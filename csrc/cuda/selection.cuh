@@ -9,6 +9,8 @@
 
 namespace ringprune::cuda {
 
+static_assert(sizeof(Search<kAloneThreads>) + kHeldBytes <= 63 * 1024, "no GPU has less than 64 KiB for a block");
+
 constexpr int kDigitThreads = 512;  // two such blocks share a multiprocessor, for most tensors have little to read
 
 template <class Keys>
@@ -26,9 +28,17 @@ __global__ void __launch_bounds__(kDigitThreads, 2) find_next_digits(Bucket buck
   find_next_digit<kDigitThreads>(bucket, keys, static_cast<int32_t>(blockIdx.x), search, digits);
 }
 
+// Blocks that write positions and share a multiprocessor, for it is waiting that takes their time: as many as have
+// enough registers, and as there are threads for.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int kWriters = 4;
+#else
+constexpr int kWriters = 6;
+#endif
+
 // A block a strip, then a block a tensor for what is kept of it.
 template <class Keys>
-__global__ void __launch_bounds__(kThreads) write_positions(Bucket bucket, Keys keys) {
+__global__ void __launch_bounds__(kThreads, kWriters) write_positions(Bucket bucket, Keys keys) {
   wait_for_previous();
   const int32_t turn = take_turn(bucket.begun), strips = bucket.parts.strips;
   if (turn < strips) {
@@ -46,12 +56,13 @@ template <class Keys>
 void select_collected(cudaStream_t stream, const Bucket& bucket, const Keys& keys) {
   const int64_t tensors = bucket.parts.count, strips = bucket.parts.strips, shares = bucket.parts.shares;
   if (bucket.at_once) {
-    return launch<kAloneThreads>(stream, kDigits * shares + strips + tensors, select_at_once<Keys>, bucket, keys);
+    return launch<kAloneThreads, kHeldBytes>(stream, kDigits * shares + strips + tensors, select_at_once<Keys>, bucket,
+                                             keys);
   }
-  launch<kDigitThreads>(stream, shares, find_first_digits<Keys>, bucket, keys);
+  launch<kDigitThreads, kHeldBytes>(stream, shares, find_first_digits<Keys>, bucket, keys);
   launch(stream, strips, recollect<Keys>, bucket, keys);
   for (uint32_t digits = 1; digits < kDigits; ++digits) {
-    launch<kDigitThreads>(stream, shares, find_next_digits<Keys>, bucket, keys, digits);
+    launch<kDigitThreads, kHeldBytes>(stream, shares, find_next_digits<Keys>, bucket, keys, digits);
   }
   launch(stream, strips + tensors, write_positions<Keys>, bucket, keys);
 }

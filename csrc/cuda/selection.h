@@ -25,6 +25,8 @@ namespace ringprune::cuda {
 
 constexpr int kBins = 2048;  // what 11 bits can tell apart
 
+constexpr uint32_t kChunk = 4;  // keys that are copied as one; a tensor's slots begin with a whole one
+
 constexpr uint32_t kDigits = 3;  // as many are known then as are needed, or more
 
 // What is known of a tensor's selection so far; all zero before.
@@ -63,7 +65,7 @@ struct Bucket {
   Parts parts;
   Progress* progress;    // per tensor
   uint32_t* histograms;  // kBins each, all zero before and afterwards
-  uint32_t* keys;        // per slot
+  uint32_t* keys;        // per slot, in whole chunks
   uint16_t* entries;     // per slot: which entry of its tile
   Run* runs;             // per tile
   Counts* strip_counts;  // per strip, all zero before; see Announced

@@ -7,7 +7,7 @@
 namespace ringprune::cuda {
 
 #ifdef RINGPRUNE_TINY_SIZES  // all ways with small tensors, for tests/ops/test_emulation.py
-constexpr uint32_t kOneBlock = 24, kSlotsEach = 16, kMostWorkers = 3, kFewSlots = 40, kFew = 4;
+constexpr uint32_t kOneBlock = 24, kSlotsEach = 16, kMostWorkers = 3, kFewSlots = 40, kFew = 4, kHeld = 8;
 constexpr int64_t kAtOnce = 5'000, kMostShares = 100'000;
 #else
 constexpr uint32_t kOneBlock = 16'384;  // slots that one block looks through before several have found each other
@@ -15,6 +15,8 @@ constexpr uint32_t kSlotsEach = 4'096;  // of more slots, those that are worth a
 constexpr uint32_t kMostWorkers = 64;   // blocks, for they have to wait for each other
 constexpr uint32_t kFewSlots = 98'304;  // that one block looks through sooner than two kernels are done
 constexpr uint32_t kFew = 512;          // keys that are compared each with each
+constexpr uint32_t kHeld =
+    13 * 1'024;  // that a block holds in shared memory; with its other variables 64 KiB, which all GPUs have
 
 // Entries of a bucket up to which one kernel selects at once, without collecting again where the first candidates do
 // not serve: to read so few a few times more costs less than kernels that mostly have nothing to do.

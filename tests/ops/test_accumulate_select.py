@@ -196,6 +196,32 @@ def test_results_that_go_past_the_caches(backend: Backend, with_velocity: bool) 
         assert_same_bits(apart[2], velocity)
 
 
+@pytest.mark.parametrize("others", [0, 2_000_000], ids=["small", "large"])
+def test_a_hint_that_lets_few_through_is_followed_by_one_that_fits(backend: Backend, others: int) -> None:
+    """Where scores lie close together, as after a hundred steps of training, a guess let five times as many through.
+
+    They thin out exponentially, so the next hint is known from how many this one lets through: fewer than aimed at.
+    What chance does to it, of a few hundred keys between threshold and hint, is a fortieth.
+    """
+    if backend.name == "reference":
+        pytest.skip("the reference keeps no hints")
+    n, count = 200_000, 2_000
+    generator = torch.Generator().manual_seed(0)
+    scores = 1 + 0.05 * torch.empty(n).exponential_(generator=generator)
+    grads = [scores, torch.zeros(others)]
+    step = Step(
+        grads, [torch.ones_like(grad) for grad in grads], torch.zeros(n + others), None, [count, 0], "magnitude"
+    )
+    hints = forgetful(backend, 2)
+    hints.keys[0] = torch.tensor([int(torch.topk(scores, 2_300).values[-1].view(torch.int32)), 1280])
+    reading(step, backend, hints)
+    key, margin = hints.keys[0].tolist()
+    aim = count * margin / 1024
+    aim += 3 * aim**0.5
+    assert 0.9 * aim < int((scores.view(torch.int32) >= key).sum()) < 1.1 * aim
+    assert hints.counts() == {"tensors": 1, "cold": 0, "missed": 0, "overflowed": 0}
+
+
 @pytest.mark.parametrize("jump", [1e-3, 0.5, 3.0, 1e3])
 def test_hints_that_do_not_fit_cost_a_read_and_no_entry(backend: Backend, jump: float) -> None:
     """Gradients grow or shrink from one step to the next, so that hints are far too low or far too high."""

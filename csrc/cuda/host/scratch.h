@@ -31,7 +31,7 @@ struct SelectionLayout {
       part.first_strip = static_cast<int32_t>(strips);
       part.first_share = static_cast<int32_t>(shares);
       part.histogram = histograms;
-      slots += part.room;
+      slots += ceil_div<int64_t>(part.room, kChunk) * kChunk;
       strips += ceil_div<int64_t>(part.entries, kStrip);
       shares += ceil_div(part.entries, share);
       if (counts[i] > 0 && part.entries > share) ++histograms;

@@ -21,6 +21,10 @@
 dim3 threadIdx, blockIdx, gridDim;
 
 namespace emulation {
+
+constexpr size_t kMostShared = 64 * 1024;
+alignas(16) uint4 shared_memory[kMostShared / sizeof(uint4)];
+
 namespace {
 
 constexpr size_t kStack = 128 * 1024;
@@ -54,11 +58,18 @@ void leave(Place& from, [[maybe_unused]] const Place& to, const Go& go) {
 #endif
 }
 
+struct Copy {
+  void* to;
+  const void* from;
+  size_t size;
+};
+
 struct Fiber {
   enum class State { kNew, kReady, kWaiting, kDone } state = State::kDone;
   Place place;
   ucontext_t start;
   bool started = false;
+  std::vector<Copy> copies;  // that it has not waited for
 
   Fiber() {
     void* memory = mmap(nullptr, kStack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -95,6 +106,7 @@ void live() {
 #endif
   for (;;) {
     (*body)();
+    if (!fibers[current]->copies.empty()) fail("a thread ends before what it copies is there");
     fibers[current]->state = Fiber::State::kDone;
     ++done;
     go_back();
@@ -160,11 +172,12 @@ std::vector<unsigned> random_order(unsigned count) {
 
 }  // namespace
 
-void run(unsigned blocks, unsigned threads_of_block, const std::function<void()>& kernel) {
+void run(unsigned blocks, unsigned threads_of_block, size_t shared, const std::function<void()>& kernel) {
   static std::mutex one_at_a_time;
   const std::lock_guard<std::mutex> lock(one_at_a_time);
   threads = threads_of_block;
-  if (threads == 0 || threads > kMostThreads || threads % kLanes != 0 || blocks == 0) fail("no such launch");
+  const bool fits = threads > 0 && threads <= kMostThreads && threads % kLanes == 0 && shared <= kMostShared;
+  if (!fits || blocks == 0) fail("no such launch");
   while (fibers.size() < threads) fibers.push_back(std::make_unique<Fiber>());
   warps.resize(threads / kLanes);
   body = &kernel;
@@ -172,6 +185,7 @@ void run(unsigned blocks, unsigned threads_of_block, const std::function<void()>
   const std::vector<unsigned> order = random_order(threads);
   for (const unsigned i : random_order(blocks)) {
     blockIdx.x = i;
+    std::memset(shared_memory, 0xa5, shared);  // nothing may be known of it
     run_block(order);
   }
 }
@@ -184,6 +198,13 @@ void wait_for_block() {
   }
   waiting_for_block = 0;
   wake(0, threads);
+}
+
+void copy_later(void* to, const void* from, size_t size) { fibers[current]->copies.push_back({to, from, size}); }
+
+void copy_now() {
+  for (const Copy& copy : fibers[current]->copies) std::memcpy(copy.to, copy.from, copy.size);
+  fibers[current]->copies.clear();
 }
 
 const uint64_t* meet(Operation operation, uint32_t mask, uint64_t value) {

@@ -42,8 +42,8 @@ namespace emulation {
 
 enum class Operation { kShuffle, kBallot, kSync };
 
-// Runs body() as every thread of every block.
-void run(unsigned blocks, unsigned threads, const std::function<void()>& body);
+// Runs body() as every thread of every block, each with so many bytes of shared memory.
+void run(unsigned blocks, unsigned threads, size_t shared, const std::function<void()>& body);
 
 // Waits for the other threads of the block.
 void wait_for_block();
@@ -62,6 +62,13 @@ T shuffle(uint32_t mask, T value, int from) {
 }
 
 inline int lane() { return static_cast<int>(threadIdx.x % 32); }
+
+// What a kernel is launched with; it is of the block that runs.
+extern uint4 shared_memory[];
+
+// Copies once this thread waits for it, not before.
+void copy_later(void* to, const void* from, size_t size);
+void copy_now();
 
 }  // namespace emulation
 
@@ -128,6 +135,7 @@ struct cudaLaunchConfig_t {
   cudaStream_t stream = nullptr;
   cudaLaunchAttribute* attrs = nullptr;
   unsigned numAttrs = 0;
+  size_t dynamicSmemBytes = 0;
 };
 
 constexpr int cudaDevAttrComputeCapabilityMajor = 75;
@@ -149,10 +157,16 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel*) {
   return attributes->ptxVersion = 90, 0;
 }
 
+constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8;
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel*, int, int) {
+  return 0;
+}
+
 // Runs the kernel before it returns.
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
-  emulation::run(config->gridDim.x, config->blockDim.x, [&] { kernel(arguments...); });
+  emulation::run(config->gridDim.x, config->blockDim.x, config->dynamicSmemBytes, [&] { kernel(arguments...); });
   return 0;
 }

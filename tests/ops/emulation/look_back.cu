@@ -16,7 +16,7 @@ extern "C" uint64_t ringprune_counts_before(const uint64_t* own, const uint8_t* 
     before += own[j];
     whole[j] ? announced.announce_up_to(j, before) : announced.announce(j, own[j]);
   }
-  emulation::run(1, kLanes, [&] {
+  emulation::run(1, kLanes, 0, [&] {
     const Counts counts = announced.before(strip);
     if (threadIdx.x == 0) found = counts;
   });
