@@ -10,6 +10,7 @@ from ringprune.ops.accumulate import accumulate
 from ringprune.ops.accumulate_select import TALLY, Hints, accumulate_select
 from ringprune.ops.checks import MAX_POSITIONS
 from ringprune.ops.count_nonfinite import count_nonfinite
+from ringprune.ops.crc32 import crc32
 from ringprune.ops.decode_books import decode_books
 from ringprune.ops.encode_books import BLOCK as BOOK_BLOCK
 from ringprune.ops.encode_books import book_body_bytes, book_bytes, encode_books
@@ -38,6 +39,7 @@ __all__ = [
     "book_body_bytes",
     "book_bytes",
     "count_nonfinite",
+    "crc32",
     "decode_books",
     "encode_books",
     "gather",

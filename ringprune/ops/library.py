@@ -8,6 +8,7 @@ Environment variable ``RINGPRUNE_NATIVE``: unset or ``auto`` uses the compiled l
 raises where there is none, ``off`` leaves it alone and computes with torch.
 """
 
+import ctypes
 import os
 import re
 import struct
@@ -21,7 +22,7 @@ from torch._ops import OpOverload
 
 from ringprune.errors import ArgumentTypeError, ConfigurationError, NativeLibraryError, RingPruneError
 
-__all__ = ["backend", "call", "define", "native_build", "native_path"]
+__all__ = ["backend", "call", "define", "native_build", "native_library", "native_path"]
 
 PACKAGE = Path(__file__).resolve().parent.parent
 REBUILD = "pip install --no-build-isolation --force-reinstall --no-deps ."
@@ -35,6 +36,20 @@ _CHECKS: dict[OpOverload, Callable[..., None]] = {}
 def native_path() -> Path | None:
     """The compiled library in use, or None where the ops run in torch."""
     return _PATH
+
+
+def native_library(function: str) -> ctypes.CDLL | None:
+    """The compiled library in use for its plain C functions; None without one.
+
+    Raises:
+        NativeLibraryError: it has no such ``function``: it was built from other sources.
+    """
+    if _PATH is None:
+        return None
+    library = ctypes.CDLL(str(_PATH))
+    if not hasattr(library, function):
+        raise _native_error(_PATH, f"it has no {function}")
+    return library
 
 
 def native_build() -> str | None:

@@ -1,12 +1,10 @@
 """The frame of a coded message: which wire format it is in, and whether it arrived as it was sent."""
 
-import zlib
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from ringprune import ops
 from ringprune.errors import CommunicatorError
 
 __all__ = ["FRAME_BYTES", "WIRE_VERSION", "new_message", "open_message", "seal", "whole_words"]
@@ -69,8 +67,8 @@ def open_message(message: Tensor, code: int, body_bytes: int, *, name: str) -> T
 
 
 def _checksum(message: Tensor) -> int:
-    frame: Any = message.numpy()  # a buffer, which its annotations do not say
-    return zlib.crc32(frame[FRAME_BYTES:], zlib.crc32(frame[:4]))
+    frame = message.numpy()
+    return ops.crc32(frame[FRAME_BYTES:], ops.crc32(frame[:4]))
 
 
 def _refused(name: str, why: str) -> CommunicatorError:

@@ -8,12 +8,14 @@ import sys
 import threading
 import time
 import traceback
+import zlib
 from collections import Counter
 from pathlib import Path
 
 import torch
 
 import ringprune  # noqa: F401  defines the ops
+from ringprune.ops.crc32 import bound, checksum
 from tests.sanitizers.calls import GENERATORS, compare
 from tests.sanitizers.misuse import refuse
 from tests.sanitizers.values import Values
@@ -49,12 +51,23 @@ def call(values: Values, large: float, counter: Counter[str]) -> None:
     """One op with random arguments, compared with its reference; and then with the arguments broken."""
     if values.choice.random() < 0.1:
         use(values.choice.randint(0, 2))  # also while others compute
+    if values.choice.random() < 0.1:
+        check_crc32(values, counter)
     op = values.choice.choice([*GENERATORS, "accumulate_select", "accumulate_select"])
     for arguments in GENERATORS[op](values, large):
         compare(op, arguments, values.choice.randint(1, 4), counter)
         for _ in range(2):
             refuse(op, arguments, values, counter)
     values.check_canaries()
+
+
+def check_crc32(values: Values, counter: Counter[str]) -> None:
+    """The checksum of some bytes that begin anywhere."""
+    (library,) = torch.ops.loaded_libraries
+    data = values.tensor(values.choice.randint(0, 2_000)).view(torch.uint8).numpy()[values.choice.randint(0, 17) :]
+    before = values.choice.getrandbits(32)
+    assert checksum(data, before, bound(ctypes.CDLL(str(library)))) == zlib.crc32(data, before)
+    counter["crc32"] += 1
 
 
 def use(most: int) -> str:
@@ -96,6 +109,7 @@ def main() -> None:
             ending = "\r" if sys.stdout.isatty() else "\n"
             print(f"{now - start:4.0f} s, {seed - given.seed} rounds, {counter.total()} calls", end=ending, flush=True)
     print(f"seeds {given.seed} to {seed - 1}, {time.monotonic() - start:.0f} s, loops {', '.join(loops)}")
+    print(f"  {'crc32':18} {counter['crc32']:7} compared")
     for op in GENERATORS:
         print(f"  {op:18} {counter[op]:7} compared {counter[f'{op} refused']:7} refused")
 
