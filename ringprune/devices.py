@@ -15,6 +15,10 @@ BLOCK = 1 << 18
 """Entries compared at once: what was found of them stays in the cache, and threads seldom meet at the GIL."""
 
 
+TOGETHER = 1 << 24
+"""Entries of a device compared at once, of which there are copies meanwhile: 128 MiB in float32."""
+
+
 def differing(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
     """Which pairs do not hold the same numbers, by their position; NaN is not the same as itself.
 
@@ -22,11 +26,37 @@ def differing(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
         pairs: tensors of one dtype and shape each, all on one device.
     """
     held = list(pairs)
-    if any(left.device.type != "cpu" for left, _ in held):  # where torch.equal would wait at every pair
-        flags = torch.stack([(left != right).any() for left, right in held]).tolist()
-    else:
-        flags = _differing_on_host(held)
+    on_host = all(left.device.type == "cpu" for left, _ in held)
+    flags = _differing_on_host(held) if on_host else _differing_on_device(held)
     return [i for i, differs in enumerate(flags) if differs]
+
+
+def _differing_on_device(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
+    """The same where torch.equal would wait at every pair, and each of many small pairs takes longer to launch.
+
+    Most often none differ: copies of many at once are compared, and one by one those of a group that differs.
+    """
+    groups: list[list[int]] = []
+    room = -1
+    for i, (left, _) in enumerate(pairs):
+        if left.numel() > room:
+            groups.append([])
+            room = TOGETHER
+        groups[-1].append(i)
+        room -= left.numel()
+    differs = torch.stack([_joined(pairs, group, 0).ne(_joined(pairs, group, 1)).any() for group in groups]).tolist()
+    suspects = [i for group, found in zip(groups, differs, strict=True) if found for i in group]
+    flags = [False] * len(pairs)
+    if suspects:
+        found = torch.stack([pairs[i][0].ne(pairs[i][1]).any() for i in suspects]).tolist()
+        for i, flag in zip(suspects, found, strict=True):
+            flags[i] = flag
+    return flags
+
+
+def _joined(pairs: Sequence[tuple[Tensor, Tensor]], group: Sequence[int], side: int) -> Tensor:
+    """One side of some pairs, flat; where dtypes are mixed, in one that has all their numbers."""
+    return torch.cat([pairs[i][side].detach().reshape(-1) for i in group])
 
 
 def _differing_on_host(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:

@@ -1,4 +1,4 @@
-"""Update mode's choices: how many local steps lie between two exchanges, and the outer step on what was exchanged."""
+"""Update mode: how many steps lie between two exchanges, what these moved, and the outer step on what was exchanged."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ringprune.comm.communicator import Communicator
 from ringprune.errors import ArgumentTypeError
 from ringprune.validation import flag, one_of, real_number, whole_number
 
-__all__ = ["Interval", "LocalSteps", "OuterStep", "as_local_steps"]
+__all__ = ["Interval", "LocalSteps", "OuterStep", "as_local_steps", "exact_copy", "moved_by"]
 
 MOST = 16
 """How many times ``count`` steps an interval has at the most, however small its learning rate."""
@@ -177,3 +177,20 @@ class OuterStep:
             else:
                 step = self.momentum
         torch._foreach_sub_(self._shared, step, alpha=choice.outer_lr)
+
+
+def exact_copy(param: Tensor) -> Tensor:
+    """A copy of a parameter, contiguous, float32 or float64."""
+    dtype = torch.float64 if param.dtype == torch.float64 else torch.float32
+    return param.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
+
+
+def moved_by(shared: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
+    """How far parameters have gone, as gradients count it: shared weights less what became of them. Contiguous.
+
+    A 16-bit parameter set out from its shared weight rounded: what that dropped is no movement.
+    """
+    pairs = list(zip(shared, params, strict=True))
+    if pairs and all(weight.dtype == param.dtype for weight, param in pairs):
+        return [tensor.contiguous() for tensor in torch._foreach_sub(list(shared), list(params))]
+    return [(weight.to(param.dtype).to(weight.dtype) - param).contiguous() for weight, param in pairs]

@@ -51,8 +51,8 @@ class SharedMomentum:
     def __init__(self, inner: torch.optim.Optimizer, params: Sequence[Tensor], shared: Sequence[Tensor]) -> None:
         self._inner, self._params, self._shared = inner, list(params), list(shared)
         self.elapsed = [torch.zeros_like(weight) for weight in shared]
-        self.interval = [torch.zeros((), dtype=torch.float64, device="cpu") for _ in shared]
-        self.pace = [torch.zeros((), dtype=torch.float64, device="cpu") for _ in shared]
+        self.interval = torch.zeros(len(self._shared), dtype=torch.float64, device="cpu")
+        self.pace = torch.zeros_like(self.interval)
 
     @staticmethod
     def serves(inner: torch.optim.Optimizer) -> bool:
@@ -67,8 +67,8 @@ class SharedMomentum:
         for group in self._inner.param_groups:
             rate = float(group["lr"])
             rate_of.update({id(param): rate for param in group["params"]})
-        for param, interval in zip(self._params, self.interval, strict=True):
-            interval.add_(rate_of.get(id(param), 0.0))  # one that was taken out of its group rests
+        rates = [rate_of.get(id(param), 0.0) for param in self._params]  # one that was taken out of its group rests
+        self.interval += torch.tensor(rates, dtype=torch.float64, device="cpu")
 
     @torch.no_grad()
     def apply(self, averages: Sequence[Tensor], whole: Sequence[bool]) -> None:
@@ -80,16 +80,16 @@ class SharedMomentum:
         """
         groups = {id(param): group for group in self._inner.param_groups for param in group["params"]}
         fused, others = _Share(), _Share()  # others: what the op does not take
+        torch.maximum(self.pace.mul_(FADING), self.interval, out=self.pace)
+        intervals, fell = self.interval.tolist(), (self.interval < SHARPLY * self.pace).tolist()
         for i, (param, average, elapsed) in enumerate(zip(self._params, averages, self.elapsed, strict=True)):
-            pace, interval = self.pace[i], self.interval[i]
-            pace.mul_(FADING).clamp_(min=float(interval))
-            held = self._held(param)
-            if held is None or id(param) not in groups or interval < SHARPLY * pace:
-                time = elapsed.add_(float(interval))
+            held, interval = self._held(param), intervals[i]
+            if held is None or id(param) not in groups or fell[i]:
+                time = elapsed.add_(interval)
                 time.masked_fill_(torch.ones_like(time, dtype=torch.bool) if whole[i] else average != 0, 0.0)
                 continue
-            share = fused if self._fits(held, param, groups[id(param)], average, float(interval)) else others
-            share.add(average, elapsed, held, float(interval), whole=whole[i])
+            share = fused if self._fits(held, param, groups[id(param)], average, interval) else others
+            share.add(average, elapsed, held, interval, whole=whole[i])
             if not isinstance(self._inner, SGD):
                 self._add_adams(share.adams, param, groups[id(param)], self._shared[i])
         fused.by(ops.share_momentum, adams=fused.adams)
@@ -107,8 +107,7 @@ class SharedMomentum:
 
     def forget_interval(self) -> None:
         """Begin to count anew: the interval is accounted for, or what was moved in it is thrown away."""
-        for interval in self.interval:
-            interval.zero_()
+        self.interval.zero_()
 
     def _held(self, param: Tensor) -> Tensor | None:
         """The optimizer's momentum of a parameter; None before its first gradient, and of sparse gradients."""

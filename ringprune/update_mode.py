@@ -12,7 +12,7 @@ from ringprune.arguments import DENSE_ONLY
 from ringprune.checkpoint import Origin
 from ringprune.devices import differing
 from ringprune.errors import UsageError
-from ringprune.local_steps import Interval, LocalSteps, OuterStep
+from ringprune.local_steps import Interval, LocalSteps, OuterStep, exact_copy, moved_by
 from ringprune.memory import overlapping
 from ringprune.mode import Mode
 from ringprune.norm_statistics import NormStatistics
@@ -53,7 +53,7 @@ class UpdateMode(Mode):
         choice = parts.policy.local_steps
         assert choice is not None
         self._choice: LocalSteps = choice
-        self._shared = [_as_exact(param) for param in parts.params]
+        self._shared = [exact_copy(param) for param in parts.params]
         self._statistics = NormStatistics(buffers)
         self._interval = Interval(choice)
         self._saw_gradient = self._started = self._changed = self._overflowed = self._averaged = False
@@ -251,9 +251,7 @@ class UpdateMode(Mode):
 
     def _moved(self) -> list[Tensor]:
         """What the weights have moved by: contiguous, float32 or float64; noted where it is not finite."""
-        pairs = zip(self._shared, self.params, strict=True)
-        # A 16-bit parameter set out from its shared weight rounded: what that dropped is no movement.
-        moved = [(shared.to(param.dtype).to(shared.dtype) - param.detach()).contiguous() for shared, param in pairs]
+        moved = moved_by(self._shared, [param.detach() for param in self.params])
         self._count_nonfinite(range(len(moved)), moved)
         for finding in self._nonfinite("weight"):
             self._overflowed = True
@@ -392,9 +390,3 @@ class UpdateMode(Mode):
         self._saw_gradient = origin.local_steps > 0
         if not origin.local_steps:
             self._restore_weights()
-
-
-def _as_exact(param: Tensor) -> Tensor:
-    """A copy of a parameter, contiguous, float32 or float64."""
-    dtype = torch.float64 if param.dtype == torch.float64 else torch.float32
-    return param.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)

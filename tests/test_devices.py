@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ringprune.devices import _differing_on_device as differing_on_device
 from ringprune.devices import differing, to_device, to_host
 from tests.places import PLACES
 
@@ -40,6 +41,9 @@ def test_one_entry_that_differs_is_found_wherever_it_is(data: st.DataObject) -> 
     try:
         with mock.patch("ringprune.devices.BLOCK", block), mock.patch("ringprune.threads.FEWEST", 1):
             assert differing(zip(lefts, rights, strict=True)) == changed
+        with mock.patch("ringprune.devices.TOGETHER", block):  # as on a device
+            flags = differing_on_device(list(zip(lefts, rights, strict=True))) if lefts else []
+        assert [i for i, differs in enumerate(flags) if differs] == changed
     finally:
         torch.set_num_threads(before)
 
