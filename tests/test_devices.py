@@ -1,5 +1,6 @@
 """Questions to a device: the answers are those that torch gives one by one."""
 
+from itertools import permutations
 from unittest import mock
 
 import pytest
@@ -10,6 +11,8 @@ from hypothesis import strategies as st
 from ringprune.devices import _differing_on_device as differing_on_device
 from ringprune.devices import differing, to_device, to_host
 from tests.places import PLACES
+
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -29,7 +32,7 @@ def test_pairs_that_differ_are_found(place: str, kinds: list[str]) -> None:
 @given(st.data())
 def test_one_entry_that_differs_is_found_wherever_it_is(data: st.DataObject) -> None:
     shapes = data.draw(st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=5))
-    dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16])
+    dtypes = st.sampled_from(FLOATS)
     lefts = [torch.ones(shape, dtype=data.draw(dtypes)) for shape in shapes]
     rights = [data.draw(st.sampled_from([torch.clone, across]))(left) for left in lefts]
     changed = [i for i, right in enumerate(rights) if right.numel() and data.draw(st.booleans())]
@@ -46,6 +49,19 @@ def test_one_entry_that_differs_is_found_wherever_it_is(data: st.DataObject) -> 
         assert [i for i, differs in enumerate(flags) if differs] == changed
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("dtypes", list(permutations(FLOATS, 2)), ids=str)
+def test_of_several_dtypes_none_loses_what_the_others_do_not_have(
+    place: str, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    """Joined in the wrong one, 1 and the next number would be the same."""
+    ones = [torch.ones(3, dtype=dtype, device=place) for dtype in dtypes]
+    for i, dtype in enumerate(dtypes):
+        others = [one.clone() for one in ones]
+        others[i][1] = 1 + torch.finfo(dtype).eps
+        assert differing_on_device(list(zip(ones, others, strict=True))) == [j == i for j in range(2)]
 
 
 def across(tensor: torch.Tensor) -> torch.Tensor:

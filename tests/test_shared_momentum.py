@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 import ringprune as rp
+from ringprune.shared_momentum import SharedMomentum
 from tests.training import (
     batches,
     decayed,
@@ -335,3 +336,15 @@ def test_a_learning_rate_that_is_no_number_ends_no_exchange() -> None:
             return weights(model)
 
     assert same_bytes(*rp.simulate(2, rank))
+
+
+def test_what_is_loaded_into_its_state_is_what_it_goes_on_from() -> None:
+    """A parameter's numbers lie in a vector of all; a checkpoint is copied into what the state names."""
+    params = [torch.nn.Parameter(torch.ones(n)) for n in (2, 3, 1)]
+    shares = SharedMomentum(sgd(params), params, [param.detach().clone() for param in params])
+    for i in range(3):
+        for place, (kind, tensor) in enumerate(sorted(shares.state(i).items())):
+            assert kind == "elapsed" or tensor.shape == (), "as checkpoints have it"
+            tensor.fill_(10 * i + place)
+    assert [elapsed.unique().tolist() for elapsed in shares.elapsed] == [[0.0], [10.0], [20.0]]
+    assert (shares.interval.tolist(), shares.pace.tolist()) == ([1.0, 11.0, 21.0], [2.0, 12.0, 22.0])

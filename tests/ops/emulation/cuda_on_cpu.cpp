@@ -30,6 +30,7 @@ namespace {
 constexpr size_t kStack = 128 * 1024;
 constexpr unsigned kMostThreads = 1024;
 constexpr unsigned kLanes = 32;
+constexpr int kUnknown = 0xa5;  // in every byte of shared memory of which nothing may be known
 
 [[noreturn]] void fail(const char* reason) {
   std::fprintf(stderr, "CUDA on CPU: block %u, thread %u: %s\n", blockIdx.x, threadIdx.x, reason);
@@ -92,6 +93,7 @@ struct Warp {
 std::vector<std::unique_ptr<Fiber>> fibers;
 std::vector<Warp> warps;
 unsigned threads, waiting_for_block, done, current;
+size_t shared_bytes;  // of a block, besides its own variables
 const std::function<void()>* body;
 Place scheduler;
 
@@ -176,6 +178,7 @@ void run(unsigned blocks, unsigned threads_of_block, size_t shared, const std::f
   static std::mutex one_at_a_time;
   const std::lock_guard<std::mutex> lock(one_at_a_time);
   threads = threads_of_block;
+  shared_bytes = shared;
   const bool fits = threads > 0 && threads <= kMostThreads && threads % kLanes == 0 && shared <= kMostShared;
   if (!fits || blocks == 0) fail("no such launch");
   while (fibers.size() < threads) fibers.push_back(std::make_unique<Fiber>());
@@ -185,7 +188,7 @@ void run(unsigned blocks, unsigned threads_of_block, size_t shared, const std::f
   const std::vector<unsigned> order = random_order(threads);
   for (const unsigned i : random_order(blocks)) {
     blockIdx.x = i;
-    std::memset(shared_memory, 0xa5, shared);  // nothing may be known of it
+    std::memset(shared_memory, kUnknown, shared);
     run_block(order);
   }
 }
@@ -200,7 +203,15 @@ void wait_for_block() {
   wake(0, threads);
 }
 
-void copy_later(void* to, const void* from, size_t size) { fibers[current]->copies.push_back({to, from, size}); }
+void copy_later(void* to, const void* from, size_t size) {
+  const auto target = reinterpret_cast<uintptr_t>(to), source = reinterpret_cast<uintptr_t>(from);
+  const auto first = reinterpret_cast<uintptr_t>(shared_memory);
+  if (size != 4 && size != 8 && size != 16) fail("no such size of an asynchronous copy");
+  if (target % size != 0 || source % size != 0) fail("an asynchronous copy that is not aligned");
+  if (target < first || target + size > first + shared_bytes) fail("a copy to where the launch has no shared memory");
+  std::memset(to, kUnknown, size);  // it may be made at once: whoever still reads what was there is too late
+  fibers[current]->copies.push_back({to, from, size});
+}
 
 void copy_now() {
   for (const Copy& copy : fibers[current]->copies) std::memcpy(copy.to, copy.from, copy.size);

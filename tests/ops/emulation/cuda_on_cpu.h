@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <utility>
 
 #define CUDART_VERSION 13000
@@ -66,7 +67,7 @@ inline int lane() { return static_cast<int>(threadIdx.x % 32); }
 // What a kernel is launched with; it is of the block that runs.
 extern uint4 shared_memory[];
 
-// Copies once this thread waits for it, not before.
+// Copies to shared memory once this thread waits for it, not before; what was there is gone at once.
 void copy_later(void* to, const void* from, size_t size);
 void copy_now();
 
@@ -158,15 +159,22 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, Kernel*) {
 }
 
 constexpr int cudaFuncAttributeMaxDynamicSharedMemorySize = 8;
+constexpr size_t kSharedUnasked = 48 * 1024;  // what a launch gets without
 template <class Kernel>
-cudaError_t cudaFuncSetAttribute(Kernel*, int, int) {
-  return 0;
+size_t& most_shared(Kernel* kernel) {
+  static std::map<Kernel*, size_t> most;
+  return most.try_emplace(kernel, kSharedUnasked).first->second;
+}
+template <class Kernel>
+cudaError_t cudaFuncSetAttribute(Kernel* kernel, int, int bytes) {
+  return most_shared(kernel) = static_cast<size_t>(bytes), 0;
 }
 
 // Runs the kernel before it returns.
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                Arguments&&... arguments) {
+  if (config->dynamicSmemBytes > most_shared(kernel)) return 1;
   emulation::run(config->gridDim.x, config->blockDim.x, config->dynamicSmemBytes, [&] { kernel(arguments...); });
   return 0;
 }

@@ -4,4 +4,9 @@
 
 #include <c10/macros/Macros.h>
 
-#define C10_CUDA_CHECK(call) static_cast<void>(call)
+#include <stdexcept>
+
+#define C10_CUDA_CHECK(call) \
+  do { \
+    if ((call) != 0) throw std::runtime_error("CUDA on CPU: " #call); \
+  } while (0)
