@@ -30,7 +30,7 @@ It will work, slowly. To build the library: install torch first, then run, in Ri
     {REBUILD}
 {"*" * 100}
 """
-GPUS = "7.5;8.0;9.0;10.0+PTX"  # T4, A100, H100 and H200, B200; later ones compile the PTX when it is loaded
+GPUS = "7.5;8.0;9.0;10.0+PTX"  # T4, A100, H100 and H200, B200; later ones compile the PTX. None is before 7.0
 GPUS_BEFORE_CUDA_12_8 = "7.5;8.0;9.0+PTX"
 OLDEST_NVCC = (12, 1)  # kernel arguments of more than 4 KiB
 CXX_FLAGS = [

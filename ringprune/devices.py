@@ -16,7 +16,7 @@ BLOCK = 1 << 18
 
 
 TOGETHER = 1 << 24
-"""Entries of a device compared at once, of which there are copies meanwhile: 128 MiB in float32."""
+"""Entries of small tensors of a device that are compared at once: copies of both sides take 128 MiB in float32."""
 
 
 def differing(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
@@ -34,29 +34,41 @@ def differing(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[int]:
 def _differing_on_device(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:
     """The same where torch.equal would wait at every pair, and each of many small pairs takes longer to launch.
 
-    Most often none differ: copies of many at once are compared, and one by one those of a group that differs.
+    Most often none differ: copies of small ones are compared together, and one by one those of a group that differs.
     """
-    groups: list[list[int]] = []
-    room = -1
-    for i, (left, _) in enumerate(pairs):
-        if left.numel() > room:
-            groups.append([])
-            room = TOGETHER
-        groups[-1].append(i)
-        room -= left.numel()
-    differs = torch.stack([_joined(pairs, group, 0).ne(_joined(pairs, group, 1)).any() for group in groups]).tolist()
-    suspects = [i for group, found in zip(groups, differs, strict=True) if found for i in group]
+    groups = _groups([left for left, _ in pairs])
+    differs = [_differ(*(_joined([pairs[i][side] for i in group]) for side in (0, 1))) for group in groups]
+    found = torch.stack(differs).tolist()
+    suspects = [i for group, flag in zip(groups, found, strict=True) if flag for i in group]
     flags = [False] * len(pairs)
     if suspects:
-        found = torch.stack([pairs[i][0].ne(pairs[i][1]).any() for i in suspects]).tolist()
-        for i, flag in zip(suspects, found, strict=True):
+        one_by_one = torch.stack([_differ(*pairs[i]) for i in suspects]).tolist()
+        for i, flag in zip(suspects, one_by_one, strict=True):
             flags[i] = flag
     return flags
 
 
-def _joined(pairs: Sequence[tuple[Tensor, Tensor]], group: Sequence[int], side: int) -> Tensor:
-    """One side of some pairs, flat; where dtypes are mixed, in one that has all their numbers."""
-    return torch.cat([pairs[i][side].detach().reshape(-1) for i in group])
+def _groups(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Positions of tensors of one dtype, of ``TOGETHER`` entries at most, but for those that are larger alone."""
+    groups: list[list[int]] = []
+    open_of: dict[torch.dtype, tuple[list[int], int]] = {}  # and how many more entries it takes
+    for i, tensor in enumerate(tensors):
+        group, room = open_of.get(tensor.dtype, ([], -1))
+        if tensor.numel() > room:
+            group, room = [], TOGETHER
+            groups.append(group)
+        group.append(i)
+        open_of[tensor.dtype] = group, room - tensor.numel()
+    return groups
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Flat, one after another; a single one as it is, of which there need not be a copy."""
+    return tensors[0] if len(tensors) == 1 else torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def _differ(left: Tensor, right: Tensor) -> Tensor:
+    return left.ne(right).any()
 
 
 def _differing_on_host(pairs: Sequence[tuple[Tensor, Tensor]]) -> list[bool]:

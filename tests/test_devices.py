@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringprune.devices import _differing_on_device as differing_on_device
+from ringprune.devices import _groups as groups_of
 from ringprune.devices import differing, to_device, to_host
 from tests.places import PLACES
 
@@ -62,6 +63,17 @@ def test_of_several_dtypes_none_loses_what_the_others_do_not_have(
         others = [one.clone() for one in ones]
         others[i][1] = 1 + torch.finfo(dtype).eps
         assert differing_on_device(list(zip(ones, others, strict=True))) == [j == i for j in range(2)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.sampled_from(FLOATS)), max_size=12), st.integers(1, 40))
+def test_what_is_joined_is_small_and_of_one_dtype(given: list[tuple[int, torch.dtype]], most: int) -> None:
+    tensors = [torch.zeros(size, dtype=dtype) for size, dtype in given]
+    with mock.patch("ringprune.devices.TOGETHER", most):
+        groups = groups_of(tensors)
+    assert sorted(i for group in groups for i in group) == list(range(len(tensors)))
+    for group in groups:
+        assert len({tensors[i].dtype for i in group}) == 1
+        assert sum(tensors[i].numel() for i in group) <= most or len([i for i in group if tensors[i].numel()]) == 1
 
 
 def across(tensor: torch.Tensor) -> torch.Tensor:

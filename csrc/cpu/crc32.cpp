@@ -42,6 +42,12 @@ constexpr int64_t quotient() {
 
 constexpr int kVectors = 4, kBits = 128, kBytes = kVectors * kBits / 8;
 
+// By as much as all vectors have, by one, and by half of one; a half lies 32 bits lower or higher than the whole.
+constexpr int64_t kAllLow = moving(kVectors * kBits + 32), kAllHigh = moving(kVectors * kBits - 32);
+constexpr int64_t kOneLow = moving(kBits + 32), kOneHigh = moving(kBits - 32), kHalf = moving(kBits / 2);
+constexpr int64_t kQuotient = quotient(), kDivisor = static_cast<int64_t>(reversed(kPolynomial, 33));
+static_assert(kAllLow == 0x154442bd4 && kAllHigh == 0x1c6e41596, "the numbers of Intel's paper");
+
 #define RINGPRUNE_FOLDS __attribute__((target("pclmul,sse4.1")))
 
 RINGPRUNE_FOLDS inline __m128i load(const uint8_t* from) {
@@ -56,8 +62,8 @@ RINGPRUNE_FOLDS inline __m128i fold(__m128i before, __m128i by, __m128i next) {
 
 // Of whole vectors, kVectors or more; `crc` is what zlib keeps inverted.
 RINGPRUNE_FOLDS uint32_t fold_all(uint32_t crc, const uint8_t* data, int64_t bytes) {
-  const __m128i by_all = _mm_set_epi64x(moving(kVectors * kBits - 32), moving(kVectors * kBits + 32));
-  const __m128i by_one = _mm_set_epi64x(moving(kBits - 32), moving(kBits + 32));
+  const __m128i by_all = _mm_set_epi64x(kAllHigh, kAllLow);
+  const __m128i by_one = _mm_set_epi64x(kOneHigh, kOneLow);
   __m128i sums[kVectors];
   for (int k = 0; k < kVectors; ++k) sums[k] = load(data + k * kBits / 8);
   sums[0] = _mm_xor_si128(sums[0], _mm_cvtsi32_si128(static_cast<int>(crc)));
@@ -72,9 +78,9 @@ RINGPRUNE_FOLDS uint32_t fold_all(uint32_t crc, const uint8_t* data, int64_t byt
   // 128 bits, and 32 zeros behind them, become 96, these 64, and their remainder is found by Barrett's reduction.
   const __m128i lowest = _mm_set_epi32(0, 0, 0, -1);
   sum = _mm_xor_si128(_mm_srli_si128(sum, 8), _mm_clmulepi64_si128(sum, by_one, 0x10));
-  const __m128i by_half = _mm_set_epi64x(0, moving(64));
+  const __m128i by_half = _mm_set_epi64x(0, kHalf);
   sum = _mm_xor_si128(_mm_srli_si128(sum, 4), _mm_clmulepi64_si128(_mm_and_si128(sum, lowest), by_half, 0x00));
-  const __m128i divides = _mm_set_epi64x(quotient(), static_cast<int64_t>(reversed(kPolynomial, 33)));
+  const __m128i divides = _mm_set_epi64x(kQuotient, kDivisor);
   const __m128i times = _mm_clmulepi64_si128(_mm_and_si128(sum, lowest), divides, 0x10);
   sum = _mm_xor_si128(sum, _mm_clmulepi64_si128(_mm_and_si128(times, lowest), divides, 0x00));
   return static_cast<uint32_t>(_mm_extract_epi32(sum, 1));

@@ -9,9 +9,12 @@
 
 namespace ringprune::cuda {
 
-static_assert(sizeof(Search<kAloneThreads>) + kHeldBytes <= 63 * 1024, "no GPU has less than 64 KiB for a block");
+// GPUs from compute capability 7.0 on, as all that can copy asynchronously, have 64 KiB for a block.
+static_assert(sizeof(Search<kAloneThreads>) + kHeldBytes <= 63 * 1024, "and other variables have to fit too");
 
-constexpr int kDigitThreads = 512;  // two such blocks share a multiprocessor, for most tensors have little to read
+// Two such blocks share a multiprocessor, for most tensors have little to read: where it has twice their shared memory,
+// as on an A100 or H100, not on a T4.
+constexpr int kDigitThreads = 512;
 
 template <class Keys>
 __global__ void __launch_bounds__(kDigitThreads, 2) find_first_digits(Bucket bucket, Keys keys) {
@@ -28,9 +31,10 @@ __global__ void __launch_bounds__(kDigitThreads, 2) find_next_digits(Bucket buck
   find_next_digit<kDigitThreads>(bucket, keys, static_cast<int32_t>(blockIdx.x), search, digits);
 }
 
-// Blocks that write positions and share a multiprocessor, for it is waiting that takes their time: as many as have
-// enough registers, and as there are threads for.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+// Blocks that write positions and share a multiprocessor, for it is waiting that takes their time. Six were faster on
+// an H100, though some registers are then kept in memory; on others it has not been measured, and four need nothing of
+// that.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
 constexpr int kWriters = 4;
 #else
 constexpr int kWriters = 6;

@@ -15,8 +15,7 @@ constexpr uint32_t kSlotsEach = 4'096;  // of more slots, those that are worth a
 constexpr uint32_t kMostWorkers = 64;   // blocks, for they have to wait for each other
 constexpr uint32_t kFewSlots = 98'304;  // that one block looks through sooner than two kernels are done
 constexpr uint32_t kFew = 512;          // keys that are compared each with each
-constexpr uint32_t kHeld =
-    13 * 1'024;  // that a block holds in shared memory; with its other variables 64 KiB, which all GPUs have
+constexpr uint32_t kHeld = 13 * 1'024;  // that a block holds in shared memory, which is 64 KiB with its other variables
 
 // Entries of a bucket up to which one kernel selects at once, without collecting again where the first candidates do
 // not serve: to read so few a few times more costs less than kernels that mostly have nothing to do.

@@ -31,7 +31,7 @@ def crc32(data: NDArray[np.uint8], before: int = 0) -> int:
 
 def checksum(data: NDArray[np.uint8], before: int, native: Native | None) -> int:
     """The same by ``native`` as far as it takes them, and the rest by zlib."""
-    if native is not None:
+    if native is not None and data.flags.c_contiguous:  # zlib refuses others
         takes, fold = native
         taken = takes(data.size)
         before = fold(before, data.ctypes.data, taken) if taken else before

@@ -31,6 +31,18 @@ def test_parts_one_after_another_have_that_of_all(begin: int, size: int, split: 
     assert ops.crc32(data[at:], ops.crc32(data[:at])) == ops.crc32(data) == zlib.crc32(data.tobytes())
 
 
+def test_a_processor_without_such_products_leaves_it_to_zlib() -> None:
+    def never(*_: int) -> int:
+        raise AssertionError("called for bytes that it does not take")
+
+    assert checksum(BYTES, 7, (lambda _: 0, never)) == zlib.crc32(BYTES.tobytes(), 7)
+
+
+def test_bytes_that_lie_apart_are_refused() -> None:
+    with pytest.raises(ValueError, match="not C-contiguous"):
+        ops.crc32(BYTES[::2])
+
+
 @pytest.mark.parametrize("bit", [0, 7, 8 * FEWEST, 8 * 2 * FEWEST - 1])
 def test_a_single_bit_is_seen(bit: int) -> None:
     data = BYTES[: 2 * FEWEST].copy()

@@ -114,6 +114,16 @@ def test_any_hint_is_only_a_hint(device_kernels: Backend, key: int) -> None:
     assert before["cold"] == 0
 
 
+def test_several_blocks_count_and_one_goes_on(device_kernels: Backend) -> None:
+    """Of tiny sizes 32 candidates are too many for one block to begin with, and few enough for it to end with."""
+    arguments = bucket(device_kernels.device, (70_001,), 0) | {"counts": [20], "score": "magnitude"}
+    wanted, residual = expected(arguments)
+    hints = Hints.none(1, torch.device(device_kernels.device))
+    hints.keys[0] = torch.tensor([int(torch.topk(residual.abs(), 32).values[-1].view(torch.int32)), 1280])
+    assert_same_bits(run(arguments, hints).cpu(), wanted)
+    assert hints.counts() == {"tensors": 1, "cold": 0, "missed": 0, "overflowed": 0}
+
+
 def test_entries_in_one_place_need_no_more_room(device_kernels: Backend) -> None:
     arguments = bucket(device_kernels.device, (200_000,), 0.01)
     for name in ("residual", "velocity"):
