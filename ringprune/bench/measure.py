@@ -39,6 +39,9 @@ OURS = ("pass1", "fused", "full")
 READING = ("rms", "memory")
 """Calls that leave the bucket's state alone."""
 
+REPLAYS = 100
+"""Of a CUDA graph."""
+
 STEPS = 12
 """Steps of the wrapper that are timed where the time decides on the repetitions."""
 
@@ -204,7 +207,7 @@ def _graph_us(bucket: Bucket) -> float | None:
         return None
     clock = stopwatch(bucket.device, busy=True)
     samples = []
-    for _ in range(20):
+    for _ in range(REPLAYS):
         bucket.draw()  # each replay makes the next step from the same state, with hints that fit it
         bucket.restore()
         samples.append(clock.time(graph.replay)[0])

@@ -6,7 +6,7 @@
 
 #include <stdexcept>
 
-#define C10_CUDA_CHECK(call) \
-  do { \
+#define C10_CUDA_CHECK(call)                                          \
+  do {                                                                \
     if ((call) != 0) throw std::runtime_error("CUDA on CPU: " #call); \
   } while (0)
