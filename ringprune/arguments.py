@@ -1,8 +1,7 @@
-"""What ``DistributedOptimizer`` accepts: parameter names, and Horovod's own arguments accepted or refused by name."""
+"""What ``DistributedOptimizer`` accepts: optimizers, communicators, parameters and their names; advice about them."""
 
 import difflib
 import logging
-import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from inspect import signature
 from typing import Any
@@ -20,15 +19,12 @@ from ringprune.guard import Guard
 from ringprune.other_wrappers import check_not_averaged
 from ringprune.plan import ParamSpec, on_one_device, why_unfit
 from ringprune.policies import IWP, Policy
-from ringprune.reduction import Mean
 from ringprune.shared_momentum import SharedMomentum
-from ringprune.validation import flag, real_number
 from ringprune.wire import MAX_POSITIONS
 
 __all__ = [
     "DENSE_ONLY",
     "advise",
-    "called_by_horovod_broadcast",
     "check_guard",
     "check_optimizer",
     "communicator",
@@ -36,8 +32,6 @@ __all__ = [
     "describe_parameters",
     "divide",
     "divide_parameters",
-    "horovod_arguments",
-    "is_outside",
     "leave",
     "name_parameters",
     "refuse_unknown",
@@ -45,9 +39,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger("ringprune")
-
-_FRAMES_TO_HOROVOD = 12
-"""How far up its caller may be: torch and schedulers wrap ``step`` in functions of their own."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -65,17 +56,24 @@ _REFUSED = {
 }
 
 
-def refuse_unknown(given: Iterable[str], wrapper: type[torch.optim.Optimizer]) -> None:
-    """Say where arguments belong that the wrapper does not have.
+def refuse_unknown(positional: Collection[Any], given: Iterable[str], wrapper: type[torch.optim.Optimizer]) -> None:
+    """Say where arguments belong that the wrapper does not have, or does not take by position.
 
     Raises:
         ArgumentTypeError: there is one.
     """
+    if positional:
+        raise ArgumentTypeError(
+            f"{wrapper.__name__} got {2 + len(positional)} arguments by position: only the optimizer and "
+            "named_parameters go so; name the others, such as compression=, op= or policy="
+        )
     for name in given:
         hint = ""
         if name in signature(IWP).parameters:
             hint = f"; it is a policy's: policy=ringprune.IWP({name}=...)"
-        elif near := difflib.get_close_matches(name, set(signature(wrapper).parameters) - {"unknown"}, n=1):
+        elif near := difflib.get_close_matches(
+            name, set(signature(wrapper).parameters) - {"positional", "unknown"}, n=1
+        ):
             hint = f"; did you mean {near[0]!r}?"
         raise ArgumentTypeError(f"{wrapper.__name__} has no argument {name!r}{hint}")
 
@@ -186,35 +184,6 @@ def advise(
         )
 
 
-def is_outside(process_set: Any) -> bool:
-    """Whether this rank is outside a Horovod process set.
-
-    Raises:
-        ArgumentTypeError: it is no process set.
-    """
-    if process_set is None:
-        return False
-    if not hasattr(process_set, "included"):
-        raise ArgumentTypeError(f"process_set={process_set!r}: a horovod.torch.ProcessSet, or None")
-    return not process_set.included()
-
-
-def called_by_horovod_broadcast() -> bool:
-    """Whether the caller, ``step()`` or ``state_dict()``, was called by ``hvd.broadcast_optimizer_state``.
-
-    It makes optimizers without state step on zero gradients, on some ranks only, so that step must not be exchanged.
-    Zero gradients can as well be those of a rank without a batch; who called is the one sure sign.
-    """
-    frame = sys._getframe(1)
-    for _ in range(_FRAMES_TO_HOROVOD):
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-        if frame.f_code.co_name == "broadcast_optimizer_state":
-            return str(frame.f_globals.get("__name__", "")).startswith("horovod.")
-    return False
-
-
 def describe(optimizer: torch.optim.Optimizer, statistics: Mapping[str, Tensor]) -> list[str]:
     """One line per param group with its plain settings, and per tensor of statistics, for the hand-shake."""
     lines = [f"optimizer is {type(optimizer).__name__}"]
@@ -323,47 +292,6 @@ def leave(comm: Communicator) -> None:
     """Let go of what :func:`communicator` has made, as far as one rank can alone."""
     if isinstance(comm, CheckedCommunicator):
         comm.leave()
-
-
-def horovod_arguments(
-    op: Any, compression: Any, groups: Any, num_groups: int, sparse_as_dense: bool, gradient_predivide_factor: float
-) -> Mean:
-    """Horovod's arguments of the same names, as the reduction they ask for.
-
-    Raises:
-        ConfigurationError: one of them cannot work here; the message says why and what to use.
-    """
-    if compression is not None and getattr(compression, "__name__", type(compression).__name__) != "NoneCompressor":
-        raise ConfigurationError(
-            f"compression={compression!r}: the policy decides what is sent; leave compression out (or Compression.none)"
-            '. What Compression.fp16 does is policy=ringprune.Dense("fp16")'
-        )
-    for name, value in (("groups", groups), ("num_groups", num_groups)):
-        if value:
-            shown = repr(value) if isinstance(value, int) else "[...]"  # lists of tensors would fill pages
-            raise ConfigurationError(f"{name}={shown}: tensors are grouped into buckets; set bucket_bytes instead")
-    flag("sparse_as_dense", sparse_as_dense)
-    factor = real_number("gradient_predivide_factor", gradient_predivide_factor, above=0)
-    average = _is_average(op)
-    if not average and factor != 1.0:
-        raise ConfigurationError(f"gradient_predivide_factor={factor!r} goes with op=Average only, as in Horovod")
-    return Mean(average=average, predivide=factor)
-
-
-def _is_average(op: Any) -> bool:
-    hvd: Any = sys.modules.get("horovod.torch")
-    if op is None:
-        name = "Average"
-    elif isinstance(op, str):
-        name = op.capitalize()
-    else:
-        known = [n for n in ("Average", "Sum", "Adasum", "Min", "Max", "Product") if hvd is not None]
-        name = next((n for n in known if isinstance(op, int) and getattr(hvd, n) == op), repr(op))
-    if name in ("Average", "Sum"):
-        return name == "Average"
-    why = "Adasum needs the dense gradient of every layer" if name == "Adasum" else "gradients are averaged or summed"
-    given = op if isinstance(op, str) else name
-    raise ConfigurationError(f'op={given}: {why}; use hvd.Average, hvd.Sum, "average" or "sum"')
 
 
 def divide(comm: Communicator, policy: Policy, params: Sequence[Tensor]) -> Nodes:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from ringprune import arguments, checkpoint, sharded_state, sharing, wire
+from ringprune import arguments, checkpoint, from_horovod, sharded_state, sharing, wire
 from ringprune.auto import Auto, Pilot, as_choice
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import RingPruneError, UsageError
@@ -72,7 +72,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self,
         optimizer: torch.optim.Optimizer,
         named_parameters: Iterable[tuple[str, Tensor]] | None = None,
-        *,
+        *positional: NoReturn,
         policy: Policy | Auto | str | None = None,
         comm: Communicator | str | None = None,
         backward_passes_per_step: int = 1,
@@ -94,13 +94,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         gradient_predivide_factor: float = 1.0,
         **unknown: NoReturn,
     ) -> None:
-        outside = arguments.is_outside(process_set)
+        outside = from_horovod.is_outside(process_set)
         if not outside:
             self._comm = arguments.communicator(comm, process_set)
             self._own_comm = comm is None or isinstance(comm, str)
             greeting, outside = Greeting(self._comm), self._comm.size == 0
         with nullcontext() if outside else greeting.told():
-            arguments.refuse_unknown(unknown, DistributedOptimizer)
+            arguments.refuse_unknown(positional, unknown, DistributedOptimizer)
             chosen, auto = as_choice(policy, optimizer, {"hierarchical=True": hierarchical, "guard": guard is not None})
             self._inner = arguments.check_optimizer(optimizer, chosen)
             super().__init__(optimizer.param_groups, optimizer.defaults)
@@ -121,7 +121,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 passes=whole_number("backward_passes_per_step", backward_passes_per_step, 1),
                 nonfinite=("skip" if scale.enabled else "raise") if nonfinite is None else nonfinite,
                 overlap=flag("overlap", overlap),
-                mean=arguments.horovod_arguments(*horovods),
+                mean=from_horovod.mean_of(*horovods),
                 check_every=whole_number("check_every", check_every, 0),
                 guard=arguments.check_guard(guard, chosen),
             )
@@ -222,7 +222,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         mode = self._active()
         if mode is None:
             self._inner.step()
-        elif not mode.backward.touched and arguments.called_by_horovod_broadcast():
+        elif not mode.backward.touched and from_horovod.called_by_broadcast():
             mode.initialise()
         else:
             sharing.share(self._inner, self)  # load_state_dict() of the wrapped optimizer gives it new groups
@@ -335,7 +335,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The wrapped optimizer's state, and under ``"ringprune"`` what this rank keeps; save it on every rank."""
         mode = self._active()
         if mode is not None:
-            mode.prepare_saving(for_horovod=arguments.called_by_horovod_broadcast())
+            mode.prepare_saving(for_horovod=from_horovod.called_by_broadcast())
         state = sharded_state.save(self._inner)
         if mode is not None:
             flushed = self._flushed or not mode.keeps_something()

@@ -228,7 +228,8 @@ DOCUMENTED = [rp.DistributedOptimizer, rp.IWP, rp.Warmup, rp.Guard, rp.LocalStep
 @pytest.mark.parametrize("function", DOCUMENTED, ids=lambda f: f.__name__)
 def test_every_argument_is_documented(function: Any) -> None:
     parameters = inspect.signature(function).parameters.values()
-    arguments = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}  # what has no name of its own is refused
+    refused = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD  # what has no name of its own
+    arguments = {p.name for p in parameters if p.kind not in refused}
     assert rows(function.__name__) == arguments
 
 

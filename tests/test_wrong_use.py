@@ -53,6 +53,19 @@ def test_an_argument_that_is_none_is_told_to_all_ranks(name: str, said: str) -> 
     rp.simulate(2, rank)
 
 
+def test_arguments_by_position_as_horovod_takes_them_are_told_to_all_ranks() -> None:
+    """Python's own error came on that rank alone, where the others waited for it."""
+    said = "got 3 arguments by position: only the optimizer and named_parameters go so; name the others"
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        more: Any = ["Compression.none"] if comm.rank == 1 else []
+        with pytest.raises(rp.ArgumentTypeError if comm.rank == 1 else rp.RingPruneError, match=said):
+            rp.DistributedOptimizer(plain_sgd(model.parameters()), model.named_parameters(), *more, comm=comm)
+
+    rp.simulate(2, rank)
+
+
 def test_horovods_wrapper_around_ours_is_told() -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         optimizer = wrap(make_model(), comm, IWP)
