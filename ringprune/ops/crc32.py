@@ -25,6 +25,9 @@ def crc32(data: NDArray[np.uint8], before: int = 0) -> int:
     Args:
         data: uint8, one dimension, contiguous.
         before: of the bytes that come before them.
+
+    Raises:
+        ValueError: they do not lie side by side.
     """
     return checksum(data, before, _NATIVE if data.size >= FEWEST else None)
 
