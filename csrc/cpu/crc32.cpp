@@ -40,7 +40,7 @@ constexpr int64_t quotient() {
   return static_cast<int64_t>(reversed(result, 33));
 }
 
-constexpr int kVectors = 4, kBits = 128, kBytes = kVectors * kBits / 8;
+constexpr int kVectors = 4, kBits = 128, kVectorBytes = kBits / 8, kBytes = kVectors * kVectorBytes;
 
 // By as much as all vectors have, by one, and by half of one; a half lies 32 bits lower or higher than the whole.
 constexpr int64_t kAllLow = moving(kVectors * kBits + 32), kAllHigh = moving(kVectors * kBits - 32);
@@ -65,15 +65,15 @@ RINGPRUNE_FOLDS uint32_t fold_all(uint32_t crc, const uint8_t* data, int64_t byt
   const __m128i by_all = _mm_set_epi64x(kAllHigh, kAllLow);
   const __m128i by_one = _mm_set_epi64x(kOneHigh, kOneLow);
   __m128i sums[kVectors];
-  for (int k = 0; k < kVectors; ++k) sums[k] = load(data + k * kBits / 8);
+  for (int k = 0; k < kVectors; ++k) sums[k] = load(data + k * kVectorBytes);
   sums[0] = _mm_xor_si128(sums[0], _mm_cvtsi32_si128(static_cast<int>(crc)));
   int64_t at = kBytes;
   for (; at + kBytes <= bytes; at += kBytes) {
-    for (int k = 0; k < kVectors; ++k) sums[k] = fold(sums[k], by_all, load(data + at + k * kBits / 8));
+    for (int k = 0; k < kVectors; ++k) sums[k] = fold(sums[k], by_all, load(data + at + k * kVectorBytes));
   }
   __m128i sum = sums[0];
   for (int k = 1; k < kVectors; ++k) sum = fold(sum, by_one, sums[k]);
-  for (; at < bytes; at += kBits / 8) sum = fold(sum, by_one, load(data + at));
+  for (; at < bytes; at += kVectorBytes) sum = fold(sum, by_one, load(data + at));
 
   // 128 bits, and 32 zeros behind them, become 96, these 64, and their remainder is found by Barrett's reduction.
   const __m128i lowest = _mm_set_epi32(0, 0, 0, -1);
@@ -95,7 +95,7 @@ RINGPRUNE_FOLDS uint32_t fold_all(uint32_t crc, const uint8_t* data, int64_t byt
 extern "C" [[gnu::used, gnu::visibility("default")]] int64_t ringprune_crc32_takes(int64_t bytes) {
 #if defined(__x86_64__)
   static const bool folds = __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.1");
-  if (folds && bytes >= ringprune::kBytes) return bytes / 16 * 16;
+  if (folds && bytes >= ringprune::kBytes) return bytes / ringprune::kVectorBytes * ringprune::kVectorBytes;
 #endif
   return static_cast<void>(bytes), 0;
 }

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-import ringprune  # noqa: F401  defines the ops
 from ringprune.ops.crc32 import bound, checksum
 from tests.sanitizers.calls import GENERATORS, compare
 from tests.sanitizers.misuse import refuse
