@@ -28,8 +28,9 @@ at::Tensor accumulate(at::TensorList grads, const at::Tensor& residual, const st
       int64_t count = 0;
       const int32_t* next = bucket.leaving().from(lo);
       for_each_block(lo, hi, [&](int64_t at, int64_t entries) {
-        const Gone gone = bucket.leaving().of(tensor, at, entries, next);
-        count += accumulate_run(bucket.run(loop, tensor, at, entries, rooms, gone));
+        Run run = bucket.run(loop, tensor, at, entries, rooms);
+        bucket.leaving().note(run.gone, tensor, at, entries, next);
+        count += accumulate_run(run);
       });
       if (count) std::atomic_ref(found[tensor]) += count;
     });

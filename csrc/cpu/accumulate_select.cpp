@@ -35,8 +35,9 @@ class Pass {
     int64_t nonfinite = 0;
     const int32_t* next = bucket_.leaving().from(part.lo);
     for_each_block(part.lo, part.hi, [&](int64_t lo, int64_t count) {
-      const Gone gone = bucket_.leaving().of(part.tensor, lo, count, next);
-      nonfinite += accumulate_keys(run(part.tensor, lo, count, rooms, gone), keys.data());
+      Run block = run(part.tensor, lo, count, rooms);
+      bucket_.leaving().note(block.gone, part.tensor, lo, count, next);
+      nonfinite += accumulate_keys(block, keys.data());
       if (prefetches_) ahead(part.tensor, lo + count, std::min(kBlock, part.hi - lo - count));
       part.add(loop, keys.data(), count, lo);
     });
@@ -50,7 +51,8 @@ class Pass {
     Rooms rooms;
     std::array<float, kBlock> residual;
     std::array<float, kBlock> velocity;
-    Run ahead = run(tensor, lo, count, rooms, bucket_.leaving().of(tensor, lo, count, next));
+    Run ahead = run(tensor, lo, count, rooms);
+    bucket_.leaving().note(ahead.gone, tensor, lo, count, next);
     ahead.residual_out = residual.data();
     ahead.velocity_out = velocity.data();
     ahead.streams = false;
@@ -70,9 +72,9 @@ class Pass {
     weights_[tensor].ahead(lo - offsets_[tensor], count);
   }
 
-  Run run(int64_t tensor, int64_t lo, int64_t count, Rooms& rooms, const Gone& gone = {}) const {
+  Run run(int64_t tensor, int64_t lo, int64_t count, Rooms& rooms) const {
     const Loops& loop = loops();
-    Run run = bucket_.run(loop, tensor, lo, count, rooms, gone);
+    Run run = bucket_.run(loop, tensor, lo, count, rooms);
     run.weight = weights_[tensor].at(loop, lo - offsets_[tensor], count, rooms.weight.data());
     run.parameter = static_cast<float>(parameters_[tensor]);
     return run;

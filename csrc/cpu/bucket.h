@@ -72,14 +72,17 @@ class Leaving {
     }
   }
 
-  // What is gone of flat positions [lo, lo + count) of a tensor; `next` lies at or before the first of it, and is moved
-  // behind the last.
-  Gone of(int64_t tensor, int64_t lo, int64_t count, const int32_t*& next) const {
+  // Notes what is gone of flat positions [lo, lo + count) of a tensor; `next` lies at or before the first of it, and is
+  // moved behind the last. Field by field, as loops_body.h says of copies.
+  void note(Gone& gone, int64_t tensor, int64_t lo, int64_t count, const int32_t*& next) const {
     while (next != end_ && *next < lo) ++next;
     const int32_t* first = next;
     while (next != end_ && *next < lo + count) ++next;
-    const bool masked = first != next && masked_[tensor];
-    return {first, next - first, rest_ ? rest_ + (first - first_) : nullptr, lo, masked};
+    gone.entry = first;
+    gone.count = next - first;
+    gone.rest = rest_ ? rest_ + (first - first_) : nullptr;
+    gone.base = lo;
+    gone.masked = first != next && masked_[tensor];
   }
 
   // The first that lies at or behind a flat position.
@@ -114,8 +117,8 @@ class Bucket {
 
   const Leaving& leaving() const { return leaving_; }
 
-  // The run of flat positions [lo, lo + count) of a tensor, of which `gone` was sent.
-  Run run(const Loops& loop, int64_t tensor, int64_t lo, int64_t count, Rooms& rooms, const Gone& gone = {}) const {
+  // The run of flat positions [lo, lo + count) of a tensor, of which nothing is gone.
+  Run run(const Loops& loop, int64_t tensor, int64_t lo, int64_t count, Rooms& rooms) const {
     return {
         grads_[tensor].at(loop, lo - offsets_[tensor], count, rooms.grad.data()),
         nullptr,
@@ -128,7 +131,7 @@ class Bucket {
         static_cast<float>(given_.momentum[tensor]),
         0.0f,
         streams_,
-        gone,
+        {},
     };
   }
 

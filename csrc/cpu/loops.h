@@ -68,10 +68,10 @@ struct Shared {
 
 struct Loops {
   const char* name;
-  // Accumulates; returns how many gradients are NaN or infinite.
-  int64_t (*accumulate[kCorrections])(const Run&);
+  // Accumulates, and uses up the run; returns how many gradients are NaN or infinite.
+  int64_t (*accumulate[kCorrections])(Run&);
   // The same, and writes the keys of the new residual's scores.
-  int64_t (*accumulate_keys[kCorrections][kScores])(const Run&, uint32_t* keys);
+  int64_t (*accumulate_keys[kCorrections][kScores])(Run&, uint32_t* keys);
   // The keys of residual_out's scores alone.
   void (*keys[kScores])(const Run&, uint32_t* keys);
   void (*keys_of)(const float* scores, int64_t count, uint32_t* keys);

@@ -13,13 +13,39 @@ inline bool is_nonfinite(float value) {
   return (bits & 0x7f800000u) == 0x7f800000u;
 }
 
+// What the accumulating loops work on, read of a run field by field: for all the compiler knows, results are stored
+// over what stays in memory. A copy of the run would be loads of vectors over fields that have been stored one by one,
+// each of which waits as replace() says.
+struct Entries {
+  const float* const grad;
+  const float* const weight;
+  const float* const residual;
+  const float* const velocity;
+  float* const residual_out;
+  float* const velocity_out;
+  const float factor;
+  const float momentum;
+  const float parameter;
+
+  explicit Entries(const Run& run)
+      : grad(run.grad),
+        weight(run.weight),
+        residual(run.residual),
+        velocity(run.velocity),
+        residual_out(run.residual_out),
+        velocity_out(run.velocity_out),
+        factor(run.factor),
+        momentum(run.momentum),
+        parameter(run.parameter) {}
+};
+
 template <Correction kCorrection>
-inline float change(const Run& run, int64_t i) {
-  const float gradient = run.grad[i] * run.factor;
+inline float change(const Entries& of, int64_t i) {
+  const float gradient = of.grad[i] * of.factor;
   if constexpr (kCorrection == kNoMomentum) return gradient;
-  float velocity = run.velocity[i];
-  const float result = corrected<kCorrection == kNesterov>(gradient, run.momentum, velocity);
-  run.velocity_out[i] = velocity;
+  float velocity = of.velocity[i];
+  const float result = corrected<kCorrection == kNesterov>(gradient, of.momentum, velocity);
+  of.velocity_out[i] = velocity;
   return result;
 }
 
@@ -41,103 +67,101 @@ inline void replace(const Run& run, float* results, int64_t i, float value) {
 
 // The results at entries that were sent, made once more of what is left there; calls done(i, residual) for each.
 template <Correction kCorrection, class Done>
-inline void mend(const Run& run, const Done& done) {
+inline void mend(const Run& run, const Entries& of, const Done& done) {
   const Gone& gone = run.gone;
   for (int64_t j = 0; j < gone.count; ++j) {
     const int64_t i = gone.entry[j] - gone.base;
-    float more = run.grad[i] * run.factor;
+    float more = of.grad[i] * of.factor;
     if constexpr (kCorrection != kNoMomentum) {
       // The outputs may be the inputs, so the old velocity may be gone; where it counts, the new one has it.
-      const float velocity = gone.masked ? run.momentum * 0.0f + more : run.velocity_out[i];
-      if (gone.masked) replace(run, run.velocity_out, i, velocity);
-      more = added<kCorrection == kNesterov>(more, run.momentum, velocity);
+      const float velocity = gone.masked ? of.momentum * 0.0f + more : of.velocity_out[i];
+      if (gone.masked) replace(run, of.velocity_out, i, velocity);
+      more = added<kCorrection == kNesterov>(more, of.momentum, velocity);
     }
     const float residual = (gone.rest ? gone.rest[j] : 0.0f) + more;
-    replace(run, run.residual_out, i, residual);
+    replace(run, of.residual_out, i, residual);
     done(i, residual);
   }
-}
-
-// Cuts off what is gone of the first `count` entries.
-inline Gone cut(Gone& gone, int64_t count) {
-  Gone part = gone;
-  part.count = 0;
-  while (part.count < gone.count && gone.entry[part.count] - gone.base < count) ++part.count;
-  gone.entry += part.count;
-  gone.count -= part.count;
-  gone.base += count;
-  if (gone.rest) gone.rest += part.count;
-  return part;
 }
 
 // Entries whose results go past the caches together: their stores have to overlap with the reads of the next ones.
 constexpr int64_t kPiece = 128;
 static_assert(kPiece % kGroup == 0);
 
-// Calls body(run, i) for the pieces of a run that begin at entry i, and stores their results past the caches.
+// Calls body(piece, i) for the pieces of a run, which begin at its entry i, and stores their results past the caches.
+// The run itself becomes one piece after the other, field by field.
 template <class Body>
-inline int64_t streamed(const Run& run, const Body& body) {
+inline int64_t streamed(Run& run, const Body& body) {
   alignas(64) float residual[kPiece];
   alignas(64) float velocity[kPiece];
-  const auto start = static_cast<int64_t>(reinterpret_cast<uintptr_t>(run.residual_out) / sizeof(float));
+  float* const residual_out = std::exchange(run.residual_out, residual);
+  float* const velocity_out = std::exchange(run.velocity_out, velocity);
+  const int64_t entries = run.count;
+  int64_t gone = run.gone.count;
+  const auto start = static_cast<int64_t>(reinterpret_cast<uintptr_t>(residual_out) / sizeof(float));
   int64_t result = 0;
-  Gone gone = run.gone;
-  for (int64_t i = 0; i < run.count;) {
-    const int64_t count = std::min(kPiece - (start + i) % kPiece, run.count - i);
-    Run piece = run;
-    piece.grad += i;
-    if (run.weight) piece.weight += i;
-    piece.residual += i;
-    if (run.velocity) piece.velocity += i;
-    piece.residual_out = residual;
-    piece.velocity_out = velocity;
-    piece.count = count;
-    piece.gone = cut(gone, count);
-    result += body(piece, i);
-    stream(residual, count, run.residual_out + i);
-    if (run.velocity) stream(velocity, count, run.velocity_out + i);
+  for (int64_t i = 0; i < entries;) {
+    const int64_t count = std::min(kPiece - (start + i) % kPiece, entries - i);
+    int64_t number = 0;
+    while (number < gone && run.gone.entry[number] - run.gone.base < count) ++number;
+    run.count = count;
+    run.gone.count = number;
+    result += body(run, i);
+    stream(residual, count, residual_out + i);
+    if (velocity_out) stream(velocity, count, velocity_out + i);
     i += count;
+    gone -= number;
+    run.grad += count;
+    if (run.weight) run.weight += count;
+    run.residual += count;
+    if (run.velocity) run.velocity += count;
+    run.gone.base += count;
+    run.gone.entry += number;
+    if (run.gone.rest) run.gone.rest += number;
   }
   return result;
 }
 
+// Not inlined: where it was, gcc made two loops of it, with and without what is gone, and no vectors of the latter.
 template <Correction kCorrection>
-inline int64_t accumulate_run(const Run& run) {
+[[gnu::noinline]] int64_t accumulate_run(const Run& run) {
+  const Entries of(run);
+  const int64_t count = run.count;
   int32_t nonfinite = 0;
 #pragma omp simd reduction(+ : nonfinite)
-  for (int64_t i = 0; i < run.count; ++i) {
-    nonfinite += is_nonfinite(run.grad[i]);
-    run.residual_out[i] = run.residual[i] + change<kCorrection>(run, i);
+  for (int64_t i = 0; i < count; ++i) {
+    nonfinite += is_nonfinite(of.grad[i]);
+    of.residual_out[i] = of.residual[i] + change<kCorrection>(of, i);
   }
-  mend<kCorrection>(run, [](int64_t, float) {});
+  mend<kCorrection>(run, of, [](int64_t, float) {});
   return nonfinite;
 }
 
 template <Correction kCorrection>
-int64_t accumulate(const Run& given) {
-  const Run run = given;
+int64_t accumulate(Run& run) {
   if (run.streams) return streamed(run, [](const Run& piece, int64_t) { return accumulate_run<kCorrection>(piece); });
   return accumulate_run<kCorrection>(run);
 }
 
 template <Correction kCorrection, class Score>
-inline int64_t accumulate_keys_run(const Run& run, uint32_t* keys) {
+[[gnu::noinline]] int64_t accumulate_keys_run(const Run& run, uint32_t* keys) {
+  const Entries of(run);
+  const int64_t count = run.count;
   int32_t nonfinite = 0;
 #pragma omp simd reduction(+ : nonfinite)
-  for (int64_t i = 0; i < run.count; ++i) {
-    nonfinite += is_nonfinite(run.grad[i]);
-    const float residual = run.residual[i] + change<kCorrection>(run, i);
-    run.residual_out[i] = residual;
-    keys[i] = key_of(Score{}(residual, run.weight[i], run.parameter));
+  for (int64_t i = 0; i < count; ++i) {
+    nonfinite += is_nonfinite(of.grad[i]);
+    const float residual = of.residual[i] + change<kCorrection>(of, i);
+    of.residual_out[i] = residual;
+    keys[i] = key_of(Score{}(residual, of.weight[i], of.parameter));
   }
   mend<kCorrection>(
-      run, [&](int64_t i, float residual) { keys[i] = key_of(Score{}(residual, run.weight[i], run.parameter)); });
+      run, of, [&](int64_t i, float residual) { keys[i] = key_of(Score{}(residual, of.weight[i], of.parameter)); });
   return nonfinite;
 }
 
 template <Correction kCorrection, class Score>
-int64_t accumulate_keys(const Run& given, uint32_t* keys) {
-  const Run run = given;
+int64_t accumulate_keys(Run& run, uint32_t* keys) {
   if (run.streams) {
     return streamed(
         run, [&](const Run& piece, int64_t i) { return accumulate_keys_run<kCorrection, Score>(piece, keys + i); });

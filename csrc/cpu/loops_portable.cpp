@@ -7,6 +7,7 @@
 #include <array>
 #include <bit>
 #include <cstring>
+#include <utility>
 
 #include "../arithmetic.h"
 #include "loops.h"
