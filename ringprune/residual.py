@@ -273,20 +273,29 @@ class Residual:
         self._settled(self._next).sent = sent
 
     def take_all(self) -> Tensor:
-        """[5] All of the residual; the velocity stays, as nothing was left out."""
-        values = self.next_residual.clone()
-        self.next_residual.zero_()
-        return values
+        """[5] All of the residual; the velocity stays, as nothing was left out.
 
-    def give_back(self, indices: Tensor | None, rest: Tensor) -> None:
+        Until :meth:`give_back` they are in the residual too, whose memory may be used: for what rounding drops.
+        """
+        left = self.next_residual
+        return pages.empty(left.numel(), left.device).copy_(left)
+
+    def give_back(self, indices: Tensor | None, rest: Tensor | None) -> None:
         """Keep what rounding dropped of values that were taken.
 
         Args:
             indices: int32, ascending, where they were taken; None after :meth:`take_all`.
-            rest: float32, one per value, in memory of its own; it is kept until the state has been read again.
+            rest: float32, one per value, in memory of its own or, of all, of the residual; it is kept until the state
+                has been read again. None is nothing.
         """
         if indices is None:
-            self.next_residual.copy_(rest)
+            left = self.next_residual
+            if rest is None:
+                left.zero_()
+            elif rest.data_ptr() != left.data_ptr():
+                left.copy_(rest)
+        elif rest is None:
+            return
         elif self._next.sent is not None and self._next.sent.indices is indices:
             self._next.sent = replace(self._next.sent, rest=rest)
         else:

@@ -207,12 +207,12 @@ class UpdateMode(Mode):
         """
         steps = self._interval.steps
         self._interval.begin()
-        moved = self._moved()
         self._note_strangers()
         self._verdict.saw_gradient = self._saw_gradient
         self._saw_gradient = False
         self._open = True
         try:
+            moved = self._moved()
             self.exchange.begin(steps)
             found = (self._changed, self._overflowed, flushing, steps > 0)
             growing = self._choice.growth > 0
@@ -250,7 +250,10 @@ class UpdateMode(Mode):
         return _OUT_OF_STEP if not flushing and size * squares != steps**2 else None
 
     def _moved(self) -> list[Tensor]:
-        """What the weights have moved by: contiguous, float32 or float64; noted where it is not finite."""
+        """What the weights have moved by: contiguous, float32 or float64; noted where it is not finite.
+
+        The parameters hold nothing else after it, until they are restored.
+        """
         moved = moved_by(self._shared, [param.detach() for param in self.params])
         self._count_nonfinite(range(len(moved)), moved)
         for finding in self._nonfinite("weight"):

@@ -46,7 +46,7 @@ class BalancedLane(SummingLane[BalancedReduction]):
         if self._positions is None:
             with metrics.stage("pack"):
                 values = self._pack()
-            self._reduce(values)
+            self._reduce_taken(values)
             yield from self._rounds()
             return
         with metrics.stage("pack"):

@@ -55,13 +55,16 @@ class KeptLane(Lane):
             self._setting.metrics.selected(numel if indices is None else indices.numel(), numel)
         self.sent += (self._ends if indices is None else torch.searchsorted(indices, self._ends)).diff()
 
+    def _reduce_taken(self, values: Tensor) -> None:
+        """[6] Start the reduction of what was taken; of all, the rest goes straight into the residual."""
+        self._reduce(values, self.residual.next_residual if self._indices is None else None)
+
     def finish(self, outputs: Sequence[Tensor]) -> None:
         """Wait for the averages and write them; keep what rounding dropped; the new state takes effect."""
         values, rest = self._wait()
         with self._setting.metrics.stage("unpack"):
             self._unpack(outputs, self._indices, values)
-            if rest is not None:
-                self.residual.give_back(self._indices, rest)
+            self.residual.give_back(self._indices, rest)
             self.agreed = self._indices
             self._complete(outputs)
 
@@ -139,7 +142,7 @@ class RoundedLane(KeptLane):
         with self._setting.metrics.stage("pack"):
             self._count(None)
             values = self.residual.take_all()
-        self._reduce(values)
+        self._reduce_taken(values)
         yield from self._rounds()
 
     def flush(self, outputs: Sequence[Tensor]) -> None:

@@ -176,14 +176,16 @@ class Lane(ABC):
         """What must be saved."""
         return {}
 
-    def _reduce(self, values: Tensor) -> None:
-        """[6] Start the reduction of this step's values."""
+    def _reduce(self, values: Tensor, room: Tensor | None = None) -> None:
+        """[6] Start the reduction of this step's values; ``room`` may be used for what rounding drops of them."""
         with self._setting.metrics.stage("reduce"), self._setting.metrics.sending(self._content, self.bucket.index):
             code = self._code() if values.dtype == torch.float32 and not self._setting.whole else None
             name = f"bucket {self.bucket.index} {self._content}"
             # Coded values are rounded twice by two collectives, by the ring at each hop: so only where it is asked for.
             ring = self._setting.sums_by_ring(values) and (code is None or self._setting.policy.reduction == "ring")
-            self._reduction = self._setting.mean.start(self._setting.comm, values, code, ring=ring, name=name)
+            self._reduction = self._setting.mean.start(
+                self._setting.comm, values, code, ring=ring, room=room, name=name
+            )
 
     def _reduce_group(self, tensors: Sequence[Tensor]) -> None:
         """[6] Start the reduction of this step's tensors, each where it is."""

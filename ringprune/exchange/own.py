@@ -34,7 +34,7 @@ class OwnLane(SummingLane[GatheredReduction | SparseReduction]):
             indices = self._indices = None if self._positions is None else selection.unpadded(self._positions)
             values = self._pack()
         if indices is None:
-            self._reduce(values)
+            self._reduce_taken(values)
             yield from self._rounds()
             return
         kind = GatheredReduction if setting.policy.index_sets == "gathered" else SparseReduction

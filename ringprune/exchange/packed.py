@@ -164,7 +164,7 @@ class PackedLane(KeptLane):
             self._indices = self._agreed(step)
         with metrics.stage("pack"):
             values = self._pack()
-        self._reduce(values)
+        self._reduce_taken(values)
         yield from self._rounds()
 
     def _read_relevance(self, relevance: Relevance) -> None:

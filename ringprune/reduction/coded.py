@@ -27,6 +27,7 @@ class CodedReduction:
         comm: with whom.
         values: float32, shape ``(n,)``, as many on every rank; overwritten with the sum.
         code: how they travel.
+        room: float32, shape ``(n,)``: memory for ``rest``; None makes some.
         name: what errors call it.
 
     Attributes:
@@ -34,12 +35,14 @@ class CodedReduction:
         unfinished: the sums have still to be sent.
     """
 
-    def __init__(self, comm: Communicator, values: Tensor, code: ValueCode, *, name: str) -> None:
+    def __init__(
+        self, comm: Communicator, values: Tensor, code: ValueCode, *, room: Tensor | None = None, name: str
+    ) -> None:
         self._comm, self._values, self._code, self._name = comm, values, code, name
         ends = [values.numel() * rank // comm.size for rank in range(comm.size + 1)]
         self._regions = [slice(a, b) for a, b in pairwise(ends)]
         self._numels = [b - a for a, b in pairwise(ends)]
-        self.rest = torch.empty_like(values)
+        self.rest = torch.empty_like(values) if room is None else room
         self.unfinished = True
         self._error: CommunicatorError | None = None
         self._handle = self._scatter() if comm.size > 1 else None

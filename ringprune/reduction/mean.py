@@ -31,7 +31,14 @@ class Mean:
             sums.mul_(1.0 / size)
 
     def start(
-        self, comm: Communicator, values: Tensor, code: ValueCode | None = None, *, ring: bool = False, name: str
+        self,
+        comm: Communicator,
+        values: Tensor,
+        code: ValueCode | None = None,
+        *,
+        ring: bool = False,
+        room: Tensor | None = None,
+        name: str,
     ) -> "Average":
         """[6] Start the reduction of ``values``, in place.
 
@@ -40,11 +47,12 @@ class Mean:
             values: contiguous; float32 where there is a ``code``.
             code: how values travel; None as they are. Where a code would not be shorter it is not used.
             ring: sum float32 values by our ring instead of the library's allreduce.
+            room: float32, as many entries: memory that may be used for what rounding drops; None makes some.
             name: what errors call it.
         """
         if self.predivide != 1.0:
             values.mul_(1.0 / self.predivide)
-        return Average(_reduction(comm, values, code, ring, name), self._factor(comm.size), self.predivide)
+        return Average(_reduction(comm, values, code, ring, room, name), self._factor(comm.size), self.predivide)
 
     def start_group(self, comm: Communicator, tensors: Sequence[Tensor], *, name: str) -> "Average":
         """[6] Start the reduction of each of ``tensors``, in place; the library scales them too.
@@ -64,13 +72,17 @@ class Mean:
         return self.predivide / size if self.average else self.predivide
 
 
-def _reduction(comm: Communicator, values: Tensor, code: ValueCode | None, ring: bool, name: str) -> Reduction:
+def _reduction(
+    comm: Communicator, values: Tensor, code: ValueCode | None, ring: bool, room: Tensor | None, name: str
+) -> Reduction:
     longest = -(-values.numel() // comm.size)
     if code is not None and code.size(longest) >= values.element_size() * longest:
         code = None
     if ring:
         return RingReduction(comm, values, code, name=name)
-    return LibraryReduction(comm, values, name=name) if code is None else CodedReduction(comm, values, code, name=name)
+    if code is None:
+        return LibraryReduction(comm, values, name=name)
+    return CodedReduction(comm, values, code, room=room, name=name)
 
 
 class Average:
