@@ -138,15 +138,17 @@ class TakenOverMomentum:
             only: positions of the parameters that this is done for; None is all.
         """
         self.adopt()
-        together: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
+        together: dict[tuple[int, bool], list[tuple[Tensor, Tensor, Tensor]]] = {}
         for i in range(len(self._params)) if only is None else only:
             param, spec, packed = self._params[i], self._specs[i], self._packed[i]
             group, grad = self._group(spec), param.grad
             decay = float(group["weight_decay"])
             if grad is None or (packed and not decay and spec.name not in self._buffers):
                 continue
-            if not packed and _is_plain(param, grad, group):
-                together.setdefault(spec.group, []).append((param, grad, self._buffer_of(spec)))
+            if _is_plain(param, grad, group):
+                together.setdefault((spec.group, packed), []).append((param, grad, self._buffer_of(spec)))
+                if packed:
+                    self._use_up(spec.name, decay, float(group["momentum"]))
                 continue
             # SGD subtracts the gradient, or with maximize adds it; decay is subtracted either way.
             sign = -1.0 if group["maximize"] else 1.0
@@ -163,8 +165,9 @@ class TakenOverMomentum:
                 param.grad = update.to(grad.dtype).to_sparse(1)  # of the rows that move
             else:
                 grad.copy_(update)
-        for number, tensors in together.items():
-            _apply_together(*map(list, zip(*tensors, strict=True)), group=self._optimizer.param_groups[number])
+        for (number, packed), tensors in together.items():
+            apply = _add_together if packed else _apply_together
+            apply(*map(list, zip(*tensors, strict=True)), group=self._optimizer.param_groups[number])
 
     def _use_up(self, name: str, decay: float, momentum: float) -> None:
         """A packed tensor without weight decay adds nothing to what it began with: drop that when it is used up."""
@@ -256,3 +259,19 @@ def _apply_together(
         torch._foreach_add_(grads, buffers, alpha=momentum)
     else:
         torch._foreach_copy_(grads, buffers)
+
+
+def _add_together(
+    params: list[Tensor], grads: list[Tensor], buffers: list[Tensor], *, group: Mapping[str, Any]
+) -> None:
+    """The same of packed tensors, whose gradient has had its momentum before: what weight decay adds to it."""
+    momentum, decay = float(group["momentum"]), float(group["weight_decay"])
+    if decay and (group["nesterov"] or not momentum):
+        torch._foreach_add_(grads, params, alpha=decay)
+    if not momentum:
+        torch._foreach_zero_(buffers)  # as above
+        return
+    torch._foreach_mul_(buffers, momentum)
+    if decay:
+        torch._foreach_add_(buffers, params, alpha=decay)
+    torch._foreach_add_(grads, buffers, alpha=momentum if group["nesterov"] else 1.0)
