@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from inspect import signature
 from typing import Any
@@ -217,8 +218,7 @@ def name_parameters(
                 f"named_parameters holds {type(pair).__name__}: (name, parameter) pairs, as named_parameters() gives"
                 + (", or the items() of a dict" if isinstance(named_parameters, dict) else "")
             )
-    names = [name for name, _ in pairs]
-    twice = sorted({name for name in names if names.count(name) > 1})
+    twice = sorted(name for name, times in Counter(name for name, _ in pairs).items() if times > 1)
     if twice:
         raise ConfigurationError(f"named_parameters has names twice: {', '.join(twice)}")
     by_id = {id(param): name for name, param in pairs}

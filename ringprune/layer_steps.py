@@ -26,6 +26,7 @@ class LayerSteps:
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self._inner = inner
         self._settings: list[dict[str, Any]] = []
+        self._places: dict[int, tuple[int, int]] = {}  # of each parameter by its id: its group, and where it is there
 
     def remember(self) -> None:
         """The settings are as the step is to be made with."""
@@ -33,6 +34,11 @@ class LayerSteps:
             {key: copy.deepcopy(value) for key, value in group.items() if key != "params"}
             for group in self._inner.param_groups
         ]
+        self._places = {
+            id(param): (number, place)
+            for number, group in enumerate(self._inner.param_groups)
+            for place, param in enumerate(group["params"])
+        }
 
     @contextmanager
     def only(self, params: Collection[Tensor]) -> Iterator[None]:
@@ -42,7 +48,7 @@ class LayerSteps:
             UsageError: it has more param groups than when they were remembered, or fewer.
             ConfigurationError: it changed a setting, so that parts of a step are not the whole step.
         """
-        chosen, groups = {id(param) for param in params}, self._inner.param_groups
+        groups = self._inner.param_groups
         kept = list(groups)
         if len(kept) != len(self._settings):
             raise UsageError(
@@ -50,10 +56,11 @@ class LayerSteps:
                 f"{len(kept)} now: with a schedule layers step until the next backward pass. Call synchronize(), "
                 "flush() and close() the wrapper, change the groups, and wrap again"
             )
-        parts = [
-            {**copy.deepcopy(settings), "params": [p for p in group["params"] if id(p) in chosen]}
-            for settings, group in zip(self._settings, kept, strict=True)
-        ]
+        parts = [{**copy.deepcopy(settings), "params": []} for settings in self._settings]
+        # Looked up, and not looked for among all parameters: a large model makes a step in hundreds of parts.
+        known = [param for param in params if id(param) in self._places]
+        for param in sorted(known, key=lambda param: self._places[id(param)]):
+            parts[self._places[id(param)][0]]["params"].append(param)
         groups[:] = parts
         try:
             yield

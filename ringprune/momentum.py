@@ -65,6 +65,7 @@ class TakenOverMomentum:
     ) -> None:
         self._optimizer = optimizer
         self._params, self._specs, self._packed = params, specs, packed
+        self._groups = sorted({spec.group for spec in specs})
         self._adopted = False
         self._taken: set[str] = set()  # whose momentum SGD has no more, while it is being adopted
         self._buffers: dict[str, Tensor] = {}
@@ -79,8 +80,8 @@ class TakenOverMomentum:
         """Make buffers for these parameters, where there are none yet."""
         wanted = set(names)
         for param, spec in zip(self._params, self._specs, strict=True):
-            if spec.name in wanted and spec.name not in self._buffers:
-                self._buffers[spec.name] = _zeros(param)
+            if spec.name in wanted:
+                self._buffer_of(param, spec)
 
     def resumed(self, names: set[str], step: int) -> None:
         """A checkpoint made after ``step`` exchanges was loaded, with momentum for the parameters ``names``."""
@@ -112,41 +113,47 @@ class TakenOverMomentum:
         self._buffers, self._adopted = {}, False
         self._taken.clear()
 
-    def adopt(self) -> None:
+    def adopt(self, only: Iterable[int] | None = None) -> None:
         """Before the first step, take over the momentum SGD has from before it was wrapped or was broadcast.
 
         Later ``hvd.broadcast_optimizer_state`` may make buffers again, of zeros; those are dropped.
+
+        Args:
+            only: after the first step, positions of the parameters that are looked at; None is all.
         """
-        for param, spec in zip(self._params, self._specs, strict=True):
+        for i in range(len(self._params)) if only is None or not self._adopted else only:
+            param, spec = self._params[i], self._specs[i]
             state = self._optimizer.state.get(param, {})
             buffer = state.get("momentum_buffer")
             if buffer is not None and not self._adopted:
-                self.allocate([spec.name])  # where memory is too short SGD has it still
-                self._buffers[spec.name].copy_(buffer.to_dense())  # of sparse gradients it is sparse
+                # Where memory is too short SGD has it still. Of sparse gradients it is sparse.
+                self._buffer_of(param, spec).copy_(buffer.to_dense())
                 self._taken.add(spec.name)
-                if self._packed[self._specs.index(spec)]:
+                if self._packed[i]:
                     self._left[spec.name] = 1.0
             state.pop("momentum_buffer", None)
         self._adopted = True
         self._taken.clear()
 
     @torch.no_grad()
-    def apply(self, only: Iterable[int] | None = None) -> None:
+    def apply(self, only: Collection[int] | None = None) -> None:
         """Turn every ``param.grad`` from the exchanged average into the whole update SGD is to make.
 
         Args:
             only: positions of the parameters that this is done for; None is all.
         """
-        self.adopt()
-        together: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
+        self.adopt(only)
+        together: dict[tuple[int, bool], list[tuple[Tensor, Tensor, Tensor]]] = {}
         for i in range(len(self._params)) if only is None else only:
             param, spec, packed = self._params[i], self._specs[i], self._packed[i]
             group, grad = self._group(spec), param.grad
             decay = float(group["weight_decay"])
             if grad is None or (packed and not decay and spec.name not in self._buffers):
                 continue
-            if not packed and _is_plain(param, grad, group):
-                together.setdefault(spec.group, []).append((param, grad, self._buffer_of(spec)))
+            if _is_plain(param, grad, group):
+                together.setdefault((spec.group, packed), []).append((param, grad, self._buffer_of(param, spec)))
+                if packed:
+                    self._use_up(spec.name, decay, float(group["momentum"]))
                 continue
             # SGD subtracts the gradient, or with maximize adds it; decay is subtracted either way.
             sign = -1.0 if group["maximize"] else 1.0
@@ -155,7 +162,7 @@ class TakenOverMomentum:
                 source.add_(grad, alpha=sign)
             if decay:
                 source.add_(param, alpha=decay)
-            update = sign * self._through_buffer(spec, source, group)
+            update = sign * self._through_buffer(self._buffer_of(param, spec), source, group)
             if packed:
                 grad.add_(update)
                 self._use_up(spec.name, decay, float(group["momentum"]))
@@ -163,8 +170,9 @@ class TakenOverMomentum:
                 param.grad = update.to(grad.dtype).to_sparse(1)  # of the rows that move
             else:
                 grad.copy_(update)
-        for number, tensors in together.items():
-            _apply_together(*map(list, zip(*tensors, strict=True)), group=self._optimizer.param_groups[number])
+        for (number, packed), tensors in together.items():
+            apply = _add_together if packed else _apply_together
+            apply(*map(list, zip(*tensors, strict=True)), group=self._optimizer.param_groups[number])
 
     def _use_up(self, name: str, decay: float, momentum: float) -> None:
         """A packed tensor without weight decay adds nothing to what it began with: drop that when it is used up."""
@@ -173,17 +181,17 @@ class TakenOverMomentum:
             if self._left[name] < USED_UP:
                 del self._left[name], self._buffers[name]
 
-    def _through_buffer(self, spec: ParamSpec, source: Tensor, group: dict[str, Any]) -> Tensor:
-        buffer = self._buffer_of(spec)
+    def _through_buffer(self, buffer: Tensor, source: Tensor, group: dict[str, Any]) -> Tensor:
         if not group["momentum"]:
             buffer.zero_()  # momentum that is switched on later begins anew
             return source
         buffer.mul_(group["momentum"]).add_(source)
         return source.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
 
-    def _buffer_of(self, spec: ParamSpec) -> Tensor:
-        if spec.name not in self._buffers:  # decay was switched on after construction
-            self.allocate([spec.name])
+    def _buffer_of(self, param: Tensor, spec: ParamSpec) -> Tensor:
+        """The buffer of a parameter, made where there is none yet: decay may be switched on after construction."""
+        if spec.name not in self._buffers:
+            self._buffers[spec.name] = _zeros(param)
         return self._buffers[spec.name]
 
     @contextmanager
@@ -191,7 +199,7 @@ class TakenOverMomentum:
         """While inside, the wrapped SGD applies neither momentum nor weight decay itself."""
         all_groups = self._optimizer.param_groups
         number = len(all_groups)
-        groups = [all_groups[index] for index in sorted({spec.group for spec in self._specs})]
+        groups = [all_groups[index] for index in self._groups]
         kept = [{key: group[key] for key in (*_TAKEN_OVER, "params")} for group in groups]
         for group in groups:
             # Tables of sharded embeddings keep what they have: for the time being in a group of their own.
@@ -256,3 +264,19 @@ def _apply_together(
         torch._foreach_add_(grads, buffers, alpha=momentum)
     else:
         torch._foreach_copy_(grads, buffers)
+
+
+def _add_together(
+    params: list[Tensor], grads: list[Tensor], buffers: list[Tensor], *, group: Mapping[str, Any]
+) -> None:
+    """The same of packed tensors, whose gradient has had its momentum before: what weight decay adds to it."""
+    momentum, decay = float(group["momentum"]), float(group["weight_decay"])
+    if decay and (group["nesterov"] or not momentum):
+        torch._foreach_add_(grads, params, alpha=decay)
+    if not momentum:
+        torch._foreach_zero_(buffers)  # as above
+        return
+    torch._foreach_mul_(buffers, momentum)
+    if decay:
+        torch._foreach_add_(buffers, params, alpha=decay)
+    torch._foreach_add_(grads, buffers, alpha=momentum if group["nesterov"] else 1.0)

@@ -14,6 +14,7 @@ from ringprune import ops
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 from ringprune.ops.accumulate import check_accumulation
 from tests.ops.cases import (
+    INSTRUCTIONS,
     Arguments,
     Backend,
     BadCase,
@@ -177,6 +178,27 @@ def test_large_buckets(
             outs = {"residual_out": torch.empty_like(state), "velocity_out": torch.empty_like(state)}
             ops.accumulate_select(grads, state, state.flip(0), **remembered, **outs, **numbers, hints=hints, sent=sent)
             select["hints"] = hints.keys
+
+
+@pytest.mark.parametrize(("most", "name"), INSTRUCTIONS)
+@pytest.mark.parametrize(("with_velocity", "masks"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("with_rest", [False, True])
+def test_what_was_sent_of_results_that_go_past_the_caches(
+    instructions: Callable[[int], str], most: int, name: str, with_velocity: bool, masks: bool, with_rest: bool
+) -> None:
+    """They are made in pieces on every instruction set; what is gone of a piece is mended before it is stored."""
+    if instructions(most) != name:
+        pytest.skip(f"this processor has no {name}")
+    generator = torch.Generator().manual_seed(1)
+    numels = NUMELS[False]
+    grads = [torch.randn(n, generator=generator) for n in numels]
+    grads[0], grads[-1] = grads[0].half(), grads[-1].bfloat16()  # widened block by block
+    state = torch.randn(sum(numels), generator=generator)
+    indices = (torch.rand(state.numel(), generator=generator) < 0.02).nonzero().reshape(-1).int()
+    rest = torch.randn(indices.numel(), generator=generator) if with_rest else None
+    numbers = {"factors": [0.5] * 5, "momentum": [0.9] * 5, "nesterov": [True, False, True, False, True]}
+    velocity = state.flip(0) if with_velocity else None
+    check(Backend("native"), grads, state, velocity, Sent(indices, rest, masks), in_place=False, **numbers)
 
 
 def good() -> Arguments:
