@@ -525,5 +525,24 @@ def test_a_model_that_is_converted_before_layers_have_made_their_step_is_named()
         model.double()
         with pytest.raises(rp.UsageError, match=r"was torch\.float32 .* and is torch\.float64 now: .* step was still"):
             model(torch.zeros(1, 64, dtype=torch.float64))
+        optimizer.close()  # the exchange itself is brought to its end
 
     rp.simulate(2, rank)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("Adafactor", "its square"), ("Adadelta", "its square"), ("Rprop", "step sizes follow signs")]
+)
+def test_optimizers_that_gradients_kept_back_harm_are_warned_of(
+    name: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of Adam there was a warning; these lost as much or more, in silence."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        for policy in (rp.Dense(), rp.IWP(0.05, local_steps=1), rp.IWP(0.05)):
+            assert not caplog.messages
+            wrap(model, comm, policy, getattr(torch.optim, name)).close()
+
+    rp.simulate(1, rank)
+    assert [f"{name} with gradients at density 0.05" in said and why in said for said in caplog.messages] == [True]
