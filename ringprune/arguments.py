@@ -43,8 +43,11 @@ _log = logging.getLogger("ringprune")
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
-_NORMALISING = ("Adam", "Adamax", "NAdam", "RAdam", "RMSprop")
+_SQUARES = "its square makes the steps after it too small"
+_NORMALISING = dict.fromkeys(("Adadelta", "Adafactor", "Adam", "Adamax", "NAdam", "RAdam", "RMSprop"), _SQUARES)
 """Optimizers that divide by a mean of squared gradients that forgets; with what derives from them, such as AdamW."""
+_UNFIT = {**_NORMALISING, "Rprop": "step sizes follow signs, of gradients that are zero in most steps"}
+"""What gradients that were kept back do to an optimizer."""
 
 DENSE_ONLY = ("Adadelta", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
 """Those of torch that raise at their first step on a sparse gradient."""
@@ -171,10 +174,11 @@ def advise(
             'behind what is under way, and training was slower than without. Give the wrapper comm="torch" or "mpi"'
         )
     gradients = policy.local_steps is None and policy.density.target < 1
-    if gradients and any(kind.__name__ in _NORMALISING for kind in type(optimizer).__mro__):
+    harm = [_UNFIT[kind.__name__] for kind in type(optimizer).__mro__ if kind.__name__ in _UNFIT]
+    if gradients and harm:
         _log.warning(
             f"{type(optimizer).__name__} with gradients at density {policy.density.target:g}: what is kept back "
-            "arrives at once, and its square makes the steps after it too small. Exchange updates instead: give "
+            f"arrives at once, and {harm[0]}. Exchange updates instead: give "
             "the policy local_steps=1 or more (docs/quickstart.md, Local steps)"
         )
     local = policy.local_steps

@@ -24,7 +24,7 @@ from ringprune.validation import flag, whole_number
 __all__ = ["DistributedOptimizer"]
 
 
-class DistributedOptimizer(torch.optim.Optimizer):
+class DistributedOptimizer(sharing.Sharer):
     """A torch optimizer whose gradients are averaged over all ranks, under a policy, before its step.
 
     Used like ``hvd.DistributedOptimizer``. Param groups, state and defaults are the wrapped optimizer's own, so

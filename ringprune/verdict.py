@@ -116,7 +116,8 @@ class Verdict:
         if not self._ranks_with_gradient:
             raise UsageError(
                 "step() or synchronize() before backward(): no parameter has received a gradient since the last one, "
-                "or the model has others than those that were wrapped (load_state_dict(assign=True), to_empty())"
+                "or the model has others than those that were wrapped (load_state_dict(assign=True), to_empty()), or "
+                "gradients were assigned by hand: torch.autograd.backward(parameters, gradients) hands them over"
                 + (f". {late}" if late else "")
             )
         if self._raise or always:

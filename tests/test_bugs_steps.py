@@ -1,5 +1,6 @@
 """Bugs in what the wrapped optimizer steps with, and in steps that fail, each with its story."""
 
+from collections import defaultdict
 from functools import partial
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 import ringprune as rp
 from ringprune.exchange import exchange
 from ringprune.reduction import RingChoice
+from ringprune.sharing import OWN
 from tests.training import batches, loss_of, make_model, run, same_bytes, sgd, weights, wrap
 
 Settings = dict[str, float]
@@ -428,3 +430,119 @@ def test_a_loop_that_is_compiled_as_a_whole_trains_the_same(policy: rp.Policy) -
         return rp.simulate(1, rank, timeout=60)[0]
 
     assert same_bytes(trained(compiled=True), trained(compiled=False))
+
+
+@pytest.mark.parametrize("policy", [rp.Dense(), rp.IWP(1.0), rp.Dense(local_steps=1)])
+def test_state_and_groups_that_the_wrapper_is_given_are_the_wrapped_optimizer_s(policy: rp.Policy) -> None:
+    """``optimizer.state = ...``, to begin with new moments, was undone by the next step, and new groups likewise."""
+
+    def rank(comm: rp.comm.Communicator, policy: rp.Policy | None) -> Tensor:
+        model = make_model()
+        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-2)
+        if policy is not None:
+            optimizer = rp.DistributedOptimizer(optimizer, model.named_parameters(), policy=policy, comm=comm)
+        run(model, optimizer, 0, 2)
+        optimizer.state = defaultdict(dict)
+        optimizer.param_groups = [dict(group, lr=1e-3) for group in optimizer.param_groups]
+        assert optimizer.state_dict()["state"] == {}
+        run(model, optimizer, 0, 2)
+        return weights(model)
+
+    expected = rp.simulate(1, lambda comm: rank(comm, None))[0]
+    for found in rp.simulate(2, lambda comm: rank(comm, policy)):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+def test_an_optimizer_whose_groups_are_a_property_is_wrapped() -> None:
+    """Some pass on those of one inside, and cannot be given any: nothing is, where they are the same already."""
+
+    class Around(torch.optim.Optimizer):
+        def __init__(self, base: torch.optim.Optimizer) -> None:
+            self.base = base
+            vars(self).update((name, value) for name, value in vars(base).items() if name not in OWN)
+
+        param_groups = property(lambda self: self.base.param_groups)  # type: ignore[assignment]
+        state = property(lambda self: self.base.state)  # type: ignore[assignment]
+        defaults = property(lambda self: self.base.defaults)  # type: ignore[assignment]
+
+        def step(self, closure: Any = None) -> Any:
+            return self.base.step(closure)
+
+    def rank(comm: rp.comm.Communicator, *, around: bool) -> Tensor:
+        model = make_model()
+        inner = sgd(model.parameters())
+        optimizer = rp.DistributedOptimizer(
+            Around(inner) if around else inner, model.named_parameters(), policy="dense", comm=comm
+        )
+        run(model, optimizer, comm.rank, 3)
+        return weights(model)
+
+    expected = rp.simulate(2, lambda comm: rank(comm, around=False))[0]
+    assert torch.equal(rp.simulate(2, lambda comm: rank(comm, around=True))[0], expected)
+
+
+H = 2
+
+
+@pytest.mark.parametrize("policy", [rp.IWP(0.05), rp.Dense(local_steps=H)])
+def test_gradients_of_torch_func_are_handed_over_as_the_error_says(policy: rp.Policy) -> None:
+    """It told of a backward pass that was missing, and not how gradients get in that come from elsewhere."""
+
+    def rank(comm: rp.comm.Communicator, *, elsewhere: bool) -> Tensor:
+        model = make_model()
+        optimizer = wrap(model, comm, policy)
+        params = list(model.parameters())
+        for number, batch in enumerate(batches(comm.rank, 4)):
+            grads = torch.autograd.grad(loss_of(model, batch), params)
+            if elsewhere and not number:
+                for param in params:
+                    param.grad = torch.zeros_like(param)
+                with pytest.raises(rp.UsageError, match=r"by hand: torch\.autograd\.backward\(parameters, gradients\)"):
+                    for _ in range(H):
+                        optimizer.step()
+            optimizer.zero_grad()
+            if elsewhere:
+                torch.autograd.backward(params, grads)
+            else:
+                loss_of(model, batch).backward()
+            optimizer.step()
+        return weights(model)
+
+    expected = rp.simulate(2, lambda comm: rank(comm, elsewhere=False))
+    for found, plain in zip(rp.simulate(2, lambda comm: rank(comm, elsewhere=True)), expected, strict=True):
+        assert same_bytes(found, plain)
+
+
+def test_a_model_that_is_converted_before_layers_have_made_their_step_is_named() -> None:
+    """The next forward pass told, in torch's words, of a gradient whose dtype is not that of its tensor."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = rp.DistributedOptimizer(
+            sgd(model.parameters()), model.named_parameters(), policy=rp.P3(), comm=comm, model=model
+        )
+        run(model, optimizer, comm.rank, 1)
+        model.double()
+        with pytest.raises(rp.UsageError, match=r"was torch\.float32 .* and is torch\.float64 now: .* step was still"):
+            model(torch.zeros(1, 64, dtype=torch.float64))
+        optimizer.close()  # the exchange itself is brought to its end
+
+    rp.simulate(2, rank)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("Adafactor", "its square"), ("Adadelta", "its square"), ("Rprop", "step sizes follow signs")]
+)
+def test_optimizers_that_gradients_kept_back_harm_are_warned_of(
+    name: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of Adam there was a warning; these lost as much or more, in silence."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        for policy in (rp.Dense(), rp.IWP(0.05, local_steps=1), rp.IWP(0.05)):
+            assert not caplog.messages
+            wrap(model, comm, policy, getattr(torch.optim, name)).close()
+
+    rp.simulate(1, rank)
+    assert [f"{name} with gradients at density 0.05" in said and why in said for said in caplog.messages] == [True]
