@@ -342,7 +342,8 @@ class GradientMode(Mode):
         groups = self._inner.param_groups
         kept_of = {spec.group for spec, kept in zip(self._specs, keeps, strict=True) if kept}
         if any(groups[i].get("lr") == 0 for i in kept_of):
-            raise UsageError("flush() at learning rate 0 would lose what was held back: call it before a rate is 0")
+            lost = "flush() at learning rate 0 would lose what was held back: call it before a rate is 0"
+            raise UsageError(f"{lost}. Where the schedule has ended, leave it out: all ranks have the same weights")
         if self._comm.rank == 0:
             tell_of_rates([groups[i] for i in kept_of], [self._highest.get(i, 0.0) for i in kept_of])
         for kept, param in zip(keeps, self.params, strict=True):

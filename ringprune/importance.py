@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from ringprune import ops
+from ringprune.ops.importance import SCORES
 from ringprune.validation import real_number
 
 __all__ = [
+    "KERNELS",
     "RMS_REFRESH",
     "Magnitude",
     "MagnitudePlusGradient",
@@ -27,6 +29,9 @@ __all__ = [
 
 RMS_REFRESH = 50
 """Steps between two readings of the weights' root mean square; a weight's scale drifts over thousands."""
+
+KERNELS = tuple(SCORES)
+"""The names that a score can have: one for each formula that is compiled."""
 
 _LARGEST = torch.finfo(torch.float32).max
 

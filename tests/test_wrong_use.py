@@ -454,6 +454,19 @@ def test_a_plain_value_in_a_slot_of_a_policy_is_refused_at_once(slot: str, value
         dataclasses.replace(rp.IWP(), **{slot: value})
 
 
+def test_a_score_of_a_formula_that_is_not_there_is_refused_at_once() -> None:
+    """A researcher's own score was taken, and refused by the kernel at the first step, on the step's root alone."""
+
+    class Mine:
+        name = "mine"
+
+        def parameters(self, rms: torch.Tensor) -> list[float]:
+            return [1.0] * len(rms)
+
+    with pytest.raises(rp.ConfigurationError, match=r"Policy\.score\.name='mine': one of 'ratio', 'magnitude'"):
+        dataclasses.replace(rp.IWP(), score=Mine())
+
+
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_a_parameter_that_has_changed_its_group_is_told(momentum: float) -> None:
     """Momentum that the wrapper has taken over went on by the settings of the group that it had left, in silence."""

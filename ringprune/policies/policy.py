@@ -6,7 +6,7 @@ from typing import Any
 from ringprune.agreement import Roots
 from ringprune.comm.communicator import Ability
 from ringprune.errors import ArgumentTypeError, ConfigurationError
-from ringprune.importance import Score
+from ringprune.importance import KERNELS, Score
 from ringprune.local_steps import LocalSteps
 from ringprune.residual import Clipping
 from ringprune.routing import Routing, Rows
@@ -128,8 +128,9 @@ class Policy:
                     f"Policy.{name}={value!r}: a {kind.__module__}.{kind.__name__}, such as {example}; or give the "
                     "plain value to the policy's function, for example ringprune.IWP"
                 )
-        if not hasattr(self.score, "parameters"):
+        if not (hasattr(self.score, "parameters") and hasattr(self.score, "name")):
             raise ArgumentTypeError(f"Policy.score={self.score!r}: a score, such as ringprune.importance.Magnitude()")
+        one_of("Policy.score.name", self.score.name, KERNELS)
         for name, given, wanted, such in (
             ("local_steps", self.local_steps, LocalSteps, "LocalSteps(4)"),
             ("schedule", self.schedule, LayerPriority, "LayerPriority()"),

@@ -22,6 +22,8 @@ __all__ = ["add_command"]
 
 FAILED, WRONG_ARGUMENTS, INTERRUPTED = 1, 2, 130  # exit status
 
+_OPTIONS = ("--warmup", "--iterations", "--to-end", "--name", "--output")
+
 DESCRIPTION = """\
 Runs a training script unchanged, as one rank on the CPU or one GPU, and writes its model's profile: each layer's
 parameters, and how long its forward and its backward pass take. mpi_scripts/replay.py replays such a file on a cluster
@@ -102,7 +104,8 @@ def _record(options: argparse.Namespace) -> tuple[Profile | None, int]:
     except KeyboardInterrupt:
         status = INTERRUPTED
     if failure is not None:
-        _tell(f"{options.script} {failure} after {recorder.steps} steps; nothing is written")
+        hint = _misplaced(options.arguments)
+        _tell(f"{options.script} {failure} after {recorder.steps} steps; nothing is written{hint}")
         return None, FAILED
     try:
         profile = profile_of(recorder, options.name or options.script.stem, _provenance(options.script, recorder))
@@ -115,6 +118,12 @@ def _record(options: argparse.Namespace) -> tuple[Profile | None, int]:
         ended = "was interrupted" if status else "ended"
         _tell(f"{options.script} {ended} after {len(recorder.iterations)} of {options.iterations} iterations measured")
     return profile, status
+
+
+def _misplaced(arguments: list[str]) -> str:
+    """A hint, where the script was given options that are this command's."""
+    ours = [word for word in arguments if word.partition("=")[0] in _OPTIONS]
+    return f" ({ours[0]} went to the script: options of ringprune profile stand before it)" if ours else ""
 
 
 def _provenance(script: Path, recorder: Recorder) -> str:

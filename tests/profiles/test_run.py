@@ -141,6 +141,15 @@ def test_a_script_that_fails(end: str, said: str, shown: str, script: Path, capf
     assert not list(script.parent.glob("*.json"))
 
 
+def test_an_option_of_ours_behind_a_script_that_refuses_it_is_told_of(
+    script: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """An engineer wrote `ringprune profile train.py --name mine` and saw only their own script's usage."""
+    script.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    assert profiled(script, "--name=mine") == 1
+    assert "--name=mine went to the script: options of ringprune profile stand before it" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("source", "said"),
     [
