@@ -277,8 +277,7 @@ class Residual:
 
         Until :meth:`give_back` they are in the residual too, whose memory may be used: for what rounding drops.
         """
-        left = self.next_residual
-        return pages.empty(left.numel(), left.device).copy_(left)
+        return self.next_residual.clone()
 
     def give_back(self, indices: Tensor | None, rest: Tensor | None) -> None:
         """Keep what rounding dropped of values that were taken.
