@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import get_args
 
+import torch
+
 from ringprune.advise.figure import RATES, draw
 from ringprune.advise.job import Job, Over, likely, measure_job
 from ringprune.advise.known import MODELS, of_entries, workload
 from ringprune.advise.overheads import overheads
-from ringprune.advise.rows import DENSE, METHODS, Row, curve, rows_of
+from ringprune.advise.rows import DENSE, METHODS, RECOMMENDED, Row, curve, rows_of
 from ringprune.advise.words import COLUMNS, LEGEND, mixtures, sentence
+from ringprune.bench.local_step import OPTIMIZERS
 from ringprune.bench.table import print_table
 from ringprune.comm.communicator import ASKED
 from ringprune.errors import ConfigurationError, RingPruneError
@@ -19,6 +22,7 @@ from ringprune.policies import Policy
 from ringprune.prediction import DEVICES, GOODPUT, LATENCY_SECONDS, Link, Setting, Speeds, Workload
 from ringprune.probing.speeds import measured
 from ringprune.readers import above_zero, at_least, picture, rate, share, target, written_rate
+from ringprune.recommended import recommended
 from ringprune.simulation.spec import parse
 from ringprune.whole_file import write_json
 
@@ -45,6 +49,9 @@ examples:
 
 --compute-ms is what one step takes on one rank without any exchange: measure it there, with your batch. Without it the
 known models take what operation counts tell of a slow GPU, so that the answer is a rough one.
+
+{RECOMMENDED} is what policy="iwp" stands for in the wrapper, for --optimizer, at the highest learning rate. The other
+names are those of policies' functions: iwp is ringprune.IWP().
 
 Known models: {", ".join(MODELS)}.
 """
@@ -95,6 +102,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="measure this machine's processor, about 8 s; with --rate here those of all ranks at once",
     )
     add("--methods", nargs="+", default=METHODS, metavar="M", help="policies; first those that leave least out")
+    add("--optimizer", choices=tuple(OPTIMIZERS), default="sgd", help=f"what {RECOMMENDED} is made for; sgd")
     add(
         "--communicator",
         choices=get_args(Over),
@@ -112,7 +120,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 
 def _run(options: argparse.Namespace) -> int:
     try:
-        methods = _methods(options.methods)
+        methods = _methods(options.methods, options.optimizer)
         found = _workload(options)
         speeds = network = None
         over = options.communicator or (likely() if options.rate is HERE else "horovod")
@@ -159,13 +167,17 @@ def _take_over(job: Job, options: argparse.Namespace) -> None:
     options.link = f"measured on {job.network.ranks} ranks, whose collectives reach of it: {shares}"
 
 
-def _methods(names: Sequence[str]) -> dict[str, Policy]:
+def _methods(names: Sequence[str], optimizer: str) -> dict[str, Policy]:
     """Policies by name; dense comes first, whether or not it was asked for.
 
     Raises:
         ConfigurationError: there is no such policy.
     """
-    return {name: parse(name).policy() for name in dict.fromkeys([DENSE, *names])}
+    wrapped = OPTIMIZERS[optimizer]([torch.zeros(1)])
+    return {
+        name: recommended(wrapped) if name == RECOMMENDED else parse(name).policy()
+        for name in dict.fromkeys([DENSE, *names])
+    }
 
 
 def _workload(options: argparse.Namespace) -> Workload:

@@ -8,15 +8,19 @@ from typing import Any
 from ringprune.policies import Dense, Policy
 from ringprune.prediction import Link, Setting, best, crossover, mix, predict
 
-__all__ = ["DENSE", "METHODS", "Row", "curve", "rows_of"]
+__all__ = ["DENSE", "METHODS", "RECOMMENDED", "Row", "curve", "rows_of"]
 
 Row = dict[str, Any]
 
 DENSE = "dense"
 
+RECOMMENDED = "recommended"
+"""What the wrapper's ``policy="iwp"`` stands for."""
+
 METHODS = (
     DENSE,
     "dense:values=fp16",
+    RECOMMENDED,
     "iwp:density=0.1",
     "iwp:density=0.01",
     "iwp:density=0.001",

@@ -12,6 +12,7 @@ import pytest
 from ringprune.__main__ import main
 from ringprune.advise.job import measure_job
 from ringprune.advise.overheads import overheads
+from ringprune.advise.rows import RECOMMENDED
 from ringprune.errors import DependencyError
 from ringprune.prediction import CPU, GPU, MARGIN
 from ringprune.probing.speeds import measured
@@ -74,6 +75,25 @@ def test_times_are_in_their_order_and_fit_one_another(capsys: pytest.CaptureFixt
         assert row["exposed_seconds"] == pytest.approx(row["seconds"] - 0.18)
         assert row["mixed_seconds"] <= row["seconds"]
         assert 0 <= row["buckets_better_dense"] <= row["packed_buckets"]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "spec"),
+    [
+        ("sgd", "iwp:density=0.3,roots=all,values=book4,dense_values=int8,local_steps=4"),
+        ("adamw", "iwp:density=1,values=book2,dense_values=book2,local_steps=2"),
+    ],
+)
+def test_recommended_is_what_the_wrapper_takes_by_the_name_of_iwp(
+    optimizer: str, spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A reader of the README asked for iwp, which is another method here, and the one meant was not to be had."""
+    assert RECOMMENDED in {row["method"] for row in rows(capsys, "1gbit")}, "it is what the README advises first"
+    _, recommended, spelled = rows(capsys, "1gbit", "--methods", RECOMMENDED, spec, "--optimizer", optimizer)
+    assert recommended["method"] == RECOMMENDED
+    for key in ("seconds", "local_seconds", "bytes_per_rank"):  # intervals that grow take a number more of the verdict
+        assert recommended[key] == pytest.approx(spelled[key], rel=1e-4)
+    assert recommended["seconds"] != pytest.approx(rows(capsys, "1gbit", "--methods", "iwp")[1]["seconds"], rel=0.1)
 
 
 @pytest.mark.parametrize("method", ["iwp:density=0.01", "dgc:density=0.001"])
