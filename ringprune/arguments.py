@@ -37,6 +37,7 @@ __all__ = [
     "name_parameters",
     "refuse_unknown",
     "statistics",
+    "warn_of_keeping_back",
 ]
 
 _log = logging.getLogger("ringprune")
@@ -174,18 +175,23 @@ def advise(
             'behind what is under way, and training was slower than without. Give the wrapper comm="torch" or "mpi"'
         )
     gradients = policy.local_steps is None and policy.density.target < 1
-    harm = [_UNFIT[kind.__name__] for kind in type(optimizer).__mro__ if kind.__name__ in _UNFIT]
-    if gradients and harm:
-        _log.warning(
-            f"{type(optimizer).__name__} with gradients at density {policy.density.target:g}: what is kept back "
-            f"arrives at once, and {harm[0]}. Exchange updates instead: give "
-            "the policy local_steps=1 or more (docs/quickstart.md, Local steps)"
-        )
+    if gradients:
+        warn_of_keeping_back(optimizer, policy, "give the policy local_steps=1 or more")
     local = policy.local_steps
     if local is not None and local.momentum == "shared" and not SharedMomentum.serves(optimizer):
         _log.warning(
             f'local_steps with momentum="shared" changes nothing: {type(optimizer).__name__} has no momentum that '
             "RingPrune knows how to set; it does of torch's SGD with momentum, Adam and AdamW"
+        )
+
+
+def warn_of_keeping_back(optimizer: torch.optim.Optimizer, policy: Policy, instead: str) -> None:
+    """Where it does an optimizer harm that gradients come late, say so, and what to do instead."""
+    harm = [_UNFIT[kind.__name__] for kind in type(optimizer).__mro__ if kind.__name__ in _UNFIT]
+    if harm:
+        _log.warning(
+            f"{type(optimizer).__name__} with gradients at density {policy.density.target:g}: what is kept back "
+            f"arrives at once, and {harm[0]}. Exchange updates instead: {instead} (docs/quickstart.md, Local steps)"
         )
 
 

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ringprune import checkpoint, wire
+from ringprune.arguments import warn_of_keeping_back
 from ringprune.comm import connect
 from ringprune.comm.communicator import CPU, Communicator, is_communicator
 from ringprune.ddp_plan import Arrived, in_order, plan_of_ddp
-from ringprune.ddp_steps import Steps
+from ringprune.ddp_steps import FirstStep, Steps
 from ringprune.errors import ArgumentTypeError, CheckpointError, ConfigurationError, UsageError
 from ringprune.exchange import Exchange
 from ringprune.metrics import Metrics
@@ -32,6 +33,8 @@ from ringprune.validation import whole_number
 from ringprune.verdict import Verdict
 
 __all__ = ["DDPHook", "ddp_hook"]
+
+_INSTEAD = 'wrap the plain model\'s optimizer in ringprune.DistributedOptimizer with policy="iwp"'
 
 
 def ddp_hook(
@@ -112,6 +115,7 @@ class DDPHook:
         self._exchange: Exchange | None = None
         self._tally: dict[str, int] = {}  # of selection, in exchanges before it
         self._steps = Steps()
+        self._first_step: FirstStep | None = None
         self._saved: dict[str, Any] | None = None
         self._state: object = None  # what register_comm_hook was given; others take a process group there
 
@@ -151,6 +155,8 @@ class DDPHook:
                 "the first pass with static_graph=True and parameters of several dtypes: leave static_graph out"
             )
         self._steps.begin(self._params, tell=self._comm.rank == 0)
+        if self._first_step is not None:
+            self._first_step.settle()
         self._arrived, self._open = [], True
 
     def _start(self, position: int, factors: dict[int, float] | None) -> None:
@@ -300,6 +306,9 @@ class DDPHook:
             seed=self._seed, mean=Mean(), velocity=False, spare=True,
         )  # fmt: skip
         failure = self._other_ranks() if self._exchange is None else None
+        if self._exchange is None and self._comm.rank == 0 and self._policy.density.target < 1:
+            look = partial(warn_of_keeping_back, policy=self._policy, instead=_INSTEAD)
+            self._first_step = FirstStep(params, look)
         try:
             self._restore(kept, exchange)
         except CheckpointError as error:

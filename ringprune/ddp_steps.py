@@ -1,12 +1,15 @@
-"""Whether an optimizer has stepped between two passes under DistributedDataParallel, whose hook never sees it."""
+"""What optimizers do under DistributedDataParallel, whose hook never sees one: which steps, and whether any has."""
 
 import logging
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-__all__ = ["Steps"]
+__all__ = ["FirstStep", "Steps"]
 
 SAMPLE = 8
 
@@ -39,6 +42,36 @@ class Steps:
                     "GAN call discriminator.requires_grad_(False) around the generator's loss. To accumulate, "
                     "no_sync() sends less"
                 )
+
+
+class FirstStep:
+    """Looks, once, at the first optimizer that steps on some parameters, as long as this is kept.
+
+    Args:
+        params: the parameters.
+        look: what is called with the optimizer.
+    """
+
+    def __init__(self, params: Sequence[Tensor], look: Callable[[torch.optim.Optimizer], None]) -> None:
+        self._made = False
+        kept, ids = weakref.ref(self), {id(param) for param in params}
+
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
+        def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            this = kept()
+            if this is None or this._made:
+                return
+            if not ids.isdisjoint(id(param) for group in optimizer.param_groups for param in group["params"]):
+                this._made = True
+                look(optimizer)
+
+        # One for all optimizers there are. Not taken back inside of it, where torch goes through those there are.
+        self._take_back = weakref.finalize(self, register_optimizer_step_pre_hook(before).remove)
+
+    def settle(self) -> None:
+        """Between steps: where it has looked, optimizers are left alone from now on."""
+        if self._made:
+            self._take_back()
 
 
 def _seen(params: Sequence[Tensor]) -> tuple[list[int], Tensor]:

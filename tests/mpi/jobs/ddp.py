@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 from torch.utils.checkpoint import checkpoint
 
 import ringprune as rp
@@ -451,6 +452,28 @@ def a_pass_that_nobody_steps_on_is_told(comm: rp.comm.Communicator) -> None:
     logging.getLogger("ringprune").removeHandler(heard)
 
 
+def an_optimizer_that_takes_harm_is_warned_of(comm: rp.comm.Communicator) -> None:
+    """AdamW under the hook lost points of accuracy, in silence: the wrapper warns, which is given its optimizer."""
+    heard = Heard()
+    logging.getLogger("ringprune").addHandler(heard)
+    before = len(_global_optimizer_pre_hooks)
+    for kind, policy, warned in (
+        (torch.optim.AdamW, rp.IWP(0.05), True),
+        (torch.optim.AdamW, rp.IWP(1.0), False),
+        (torch.optim.AdamW, rp.Dense(), False),
+        (torch.optim.SGD, rp.IWP(0.05), False),
+    ):
+        heard.said.clear()
+        ddp, _ = wrapped(policy)
+        torch.optim.AdamW([torch.zeros(1, requires_grad=True)]).step()  # somebody else's
+        run(ddp, kind(ddp.parameters(), lr=0.001), comm.rank, 3)
+        told = [text for text in heard.said if "kept back" in text]
+        assert len(told) == (warned and comm.rank == 0), (kind, policy.name, told)
+        assert not told or ("AdamW" in told[0] and 'policy="iwp"' in told[0]), told
+        assert len(_global_optimizer_pre_hooks) == before, "looked once"
+    logging.getLogger("ringprune").removeHandler(heard)
+
+
 def a_loop_that_is_compiled_as_a_whole(comm: rp.comm.Communicator) -> None:
     """torch.compile went into the hook, and failed on what is coded there."""
     rest = []
@@ -496,6 +519,7 @@ CHECKS = (
     averages_beyond_float16_are_refused,
     wrappers_that_are_closed_give_their_groups_back,
     a_pass_that_nobody_steps_on_is_told,
+    an_optimizer_that_takes_harm_is_warned_of,
     a_loop_that_is_compiled_as_a_whole,
 )
 
