@@ -105,6 +105,7 @@ _MEMORY = 1e12  # bytes per second that a pass reaches: half of an A100's 2e12
 _BUS = 1e10  # from a GPU to its host and back: PCIe 3, 16 lanes, less what it loses
 _SECTOR = 32  # bytes that memory moves at least, where entries lie apart
 _WAIT = 50e-6  # to wait for the GPU and start it again
+_BYTES = {"bf16": 2.0, "fp16": 2.0, "int8": 1.0, "int4": 0.5, "book4": 0.5, "book2": 0.25}  # of a value that travels
 
 
 def _over_the_bus(seconds: float) -> float:
@@ -112,9 +113,14 @@ def _over_the_bus(seconds: float) -> float:
     return seconds + 4 / _BUS
 
 
+def _coded_there(size: float) -> float:
+    """A value that is coded on the GPU, by some passes over it, and brought to the host or back as so many bytes."""
+    return 40 / _MEMORY + size / _BUS
+
+
 GPU = replace(
     CPU,
-    provenance="ASSUMED, not measured: passes at 1 TB/s of GPU memory, coding on the host, 10 GB/s to it",
+    provenance="ASSUMED, not measured: passes at 1 TB/s of GPU memory, index sets coded on the host, 10 GB/s to it",
     accumulate=20 / _MEMORY,
     select={"apart": 28 / _MEMORY, "close": 34 / _MEMORY},
     copy=8 / _MEMORY,
@@ -124,8 +130,8 @@ GPU = replace(
     merge=_over_the_bus(CPU.merge),
     encode_index=_over_the_bus(CPU.encode_index),
     decode_index=_over_the_bus(CPU.decode_index),
-    encode_values={name: _over_the_bus(seconds) for name, seconds in CPU.encode_values.items()},
-    decode_values={name: _over_the_bus(seconds) for name, seconds in CPU.decode_values.items()},
+    encode_values={name: _coded_there(size) for name, size in _BYTES.items()},
+    decode_values={name: _coded_there(size) for name, size in _BYTES.items()},
     message=CPU.message + _WAIT,
 )
 """No GPU was at hand. 20 bytes per entry are accumulated, 24 selected from and a sixth more work in the cores; at 10 %
