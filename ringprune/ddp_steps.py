@@ -8,10 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 __all__ = ["FirstStep", "Steps"]
 
 SAMPLE = 8
+
+_OVER: list[RemovableHandle] = []
+"""Of hooks whose work is done."""
 
 _log = logging.getLogger("ringprune")
 
@@ -65,13 +69,22 @@ class FirstStep:
                 this._made = True
                 look(optimizer)
 
-        # One for all optimizers there are. Not taken back inside of it, where torch goes through those there are.
-        self._take_back = weakref.finalize(self, register_optimizer_step_pre_hook(before).remove)
+        _take_back()
+        # One for all optimizers there are. Not taken back where torch may go through those there are: inside of it, nor
+        # when this is collected, which may be inside of another.
+        self._over = weakref.finalize(self, _OVER.append, register_optimizer_step_pre_hook(before))
 
     def settle(self) -> None:
         """Between steps: where it has looked, optimizers are left alone from now on."""
         if self._made:
-            self._take_back()
+            self._over()
+            _take_back()
+
+
+def _take_back() -> None:
+    """Between steps: remove what looks no more."""
+    while _OVER:
+        _OVER.pop().remove()
 
 
 def _seen(params: Sequence[Tensor]) -> tuple[list[int], Tensor]:
