@@ -211,5 +211,6 @@ def moved_by(shared: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]
 
 
 def _may_replace(weight: Tensor, param: Tensor) -> bool:
-    """Whether what ``param`` has moved by is a tensor like it."""
-    return weight.dtype == param.dtype and param.is_contiguous() and type(param) is Tensor
+    """Whether what ``param`` has moved by is a tensor like it, and no other process reads weights there."""
+    seen = param.device.type == "cpu" and param.is_shared()
+    return weight.dtype == param.dtype and param.is_contiguous() and type(param) is Tensor and not seen

@@ -31,6 +31,10 @@ _SOME_FLUSH = (
     "some ranks call flush() where others exchange at the end of an interval: they have not made as many exchanges. "
     "Let all ranks call step() equally often"
 )
+_MEANWHILE = (
+    "shared_weights() in the middle of an exchange, as by a signal's handler: there the parameters are no weights. Let "
+    "the handler set a flag, and save after step()"
+)
 _UNDONE = "What the weights have moved by since the last exchange is undone"
 
 _log = logging.getLogger("ringprune")
@@ -320,8 +324,10 @@ class UpdateMode(Mode):
         """Inside, the parameters and BatchNorm's statistics are those that all ranks share: of the last exchange.
 
         Raises:
-            UsageError: one of them inside another.
+            UsageError: one of them inside another, or in the middle of an exchange.
         """
+        if self._open:
+            raise UsageError(_MEANWHILE)
         if self._set_aside is not None:
             raise UsageError("shared_weights() inside shared_weights()")
         self._begin_interval()
