@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ringprune.threads import in_parts
 
-__all__ = ["differing", "subtract_from", "to_device", "to_host"]
+__all__ = ["differing", "to_device", "to_host"]
 
 BLOCK = 1 << 18
 """Entries compared at once: what was found of them stays in the cache, and threads seldom meet at the GIL."""
@@ -96,21 +96,6 @@ def _is_plain(tensor: Tensor) -> bool:
     """Whether numpy compares it as it lies, and as fast as memory."""
     known = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.dtype in (torch.float32, torch.float64)
     return known and tensor.is_contiguous() and not tensor.is_neg()
-
-
-def subtract_from(minuends: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """``tensor = minuend - tensor``, in place, of each pair; of one dtype and shape.
-
-    Args:
-        minuends: what is subtracted from.
-        tensors: what is subtracted, and overwritten; none shares memory with another.
-    """
-    if tensors and tensors[0].is_cuda:  # what a launch costs weighs more than another pass
-        torch._foreach_neg_(list(tensors))
-        torch._foreach_add_(list(tensors), list(minuends))
-        return
-    for minuend, tensor in zip(minuends, tensors, strict=True):
-        torch.sub(minuend, tensor, out=tensor)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from ringprune.comm.communicator import Communicator
-from ringprune.devices import subtract_from
 from ringprune.errors import ArgumentTypeError
-from ringprune.memory import overlapping
 from ringprune.validation import flag, one_of, real_number, whole_number
 
 __all__ = ["Interval", "LocalSteps", "OuterStep", "as_local_steps", "exact_copy", "moved_by"]
@@ -187,30 +185,12 @@ def exact_copy(param: Tensor) -> Tensor:
     return param.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-@torch.no_grad()
 def moved_by(shared: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
     """How far parameters have gone, as gradients count it: shared weights less what became of them. Contiguous.
 
     A 16-bit parameter set out from its shared weight rounded: what that dropped is no movement.
-
-    Args:
-        shared: the shared weights.
-        params: what became of them. Used up: that of most of them is overwritten with the result, since another tensor
-            as large as each would have to be found, page by page, at every exchange.
     """
     pairs = list(zip(shared, params, strict=True))
-    here = [i for i, (weight, param) in enumerate(pairs) if _may_replace(weight, param)]
-    apart = {here[j] for j in overlapping([params[i] for i in here])}
-    here = [i for i in here if i not in apart]
-    moved = list(params)
-    for i in set(range(len(pairs))).difference(here):  # before others, whose memory it may be, are overwritten
-        weight, param = pairs[i]
-        moved[i] = (weight.to(param.dtype).to(weight.dtype) - param).contiguous()
-    subtract_from([shared[i] for i in here], [params[i] for i in here])
-    return moved
-
-
-def _may_replace(weight: Tensor, param: Tensor) -> bool:
-    """Whether what ``param`` has moved by is a tensor like it, and no other process reads weights there."""
-    seen = param.device.type == "cpu" and param.is_shared()
-    return weight.dtype == param.dtype and param.is_contiguous() and type(param) is Tensor and not seen
+    if pairs and all(weight.dtype == param.dtype for weight, param in pairs):
+        return [tensor.contiguous() for tensor in torch._foreach_sub(list(shared), list(params))]
+    return [(weight.to(param.dtype).to(weight.dtype) - param).contiguous() for weight, param in pairs]

@@ -32,7 +32,6 @@ from ringprune.plan import Bucket
 from ringprune.policies import Policy
 from ringprune.schedule import LayerPriority
 from ringprune.slicing import InPieces, part_of
-from ringprune.strangers import CONVERTED
 from ringprune.verdict import Verdict
 from ringprune.wire import value_code
 
@@ -49,7 +48,6 @@ _AT_ONCE = (
     "step() makes the whole step itself, since the hooks did not run before that use: it was outside the model's "
     "forward pass, or in a graph that was compiled before the optimizer was wrapped"
 )
-_NOT_STEPPED = "Its step was still to be made: go back to a checkpoint"
 _AVERAGED = "No weight has changed since; what was kept back of earlier gradients is no longer as before the exchange"
 
 _log = logging.getLogger("ringprune")
@@ -281,10 +279,6 @@ class PriorityMode(GradientMode):
     def _step_on(self, chosen: Sequence[int]) -> None:
         params = [self.params[i] for i in chosen]
         kept = [param.grad for param in params]
-        for i, param in zip(chosen, params, strict=True):
-            if param.dtype != self._specs[i].dtype:  # torch does not take the average as its gradient
-                spec = self._specs[i]
-                raise UsageError(f"{CONVERTED.format(spec.name, spec.dtype, param.dtype)}. {_NOT_STEPPED}")
         for i, param in zip(chosen, params, strict=True):
             param.grad = self._outputs.pop(i)
         try:

@@ -9,13 +9,13 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ringprune.backward import is_watched
 from ringprune.plan import ParamSpec
 
-__all__ = ["CONVERTED", "MOVED", "Strangers"]
+__all__ = ["MOVED", "Strangers"]
 
 MOVED = (
     "{!r} was in param group {} when the optimizer was wrapped and is in {} now: flush() and close() the wrapper, and "
     "only then move it and wrap again"
 )
-CONVERTED = (
+_CONVERTED = (
     "{!r} was {} when the optimizer was wrapped and is {} now: convert the model, with double(), half() or bfloat16(), "
     "before its optimizer is wrapped"
 )
@@ -60,7 +60,7 @@ class Strangers:
                 if spec is not None and grouped and spec.group != number:
                     yield MOVED.format(spec.name, spec.group, number)
                 if spec is not None and spec.dtype != param.dtype:
-                    yield CONVERTED.format(spec.name, spec.dtype, param.dtype)
+                    yield _CONVERTED.format(spec.name, spec.dtype, param.dtype)
                 if param.requires_grad and id(param) not in self._known:
                     yield (
                         f"a parameter of shape {list(param.shape)} in param group {number} requires a gradient and did "

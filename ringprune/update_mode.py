@@ -32,8 +32,8 @@ _SOME_FLUSH = (
     "Let all ranks call step() equally often"
 )
 _MEANWHILE = (
-    "shared_weights() in the middle of an exchange, as by a signal's handler: there the parameters are no weights. Let "
-    "the handler set a flag, and save after step()"
+    "shared_weights() in the middle of an exchange, as by a signal's handler: there the shared weights are being made. "
+    "Let the handler set a flag, and save after step()"
 )
 _UNDONE = "What the weights have moved by since the last exchange is undone"
 
@@ -254,10 +254,7 @@ class UpdateMode(Mode):
         return _OUT_OF_STEP if not flushing and size * squares != steps**2 else None
 
     def _moved(self) -> list[Tensor]:
-        """What the weights have moved by: contiguous, float32 or float64; noted where it is not finite.
-
-        The parameters hold nothing else after it, until they are restored.
-        """
+        """What the weights have moved by: contiguous, float32 or float64; noted where it is not finite."""
         moved = moved_by(self._shared, [param.detach() for param in self.params])
         self._count_nonfinite(range(len(moved)), moved)
         for finding in self._nonfinite("weight"):

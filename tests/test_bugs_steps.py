@@ -513,23 +513,6 @@ def test_gradients_of_torch_func_are_handed_over_as_the_error_says(policy: rp.Po
         assert same_bytes(found, plain)
 
 
-def test_a_model_that_is_converted_before_layers_have_made_their_step_is_named() -> None:
-    """The next forward pass told, in torch's words, of a gradient whose dtype is not that of its tensor."""
-
-    def rank(comm: rp.comm.Communicator) -> None:
-        model = make_model()
-        optimizer = rp.DistributedOptimizer(
-            sgd(model.parameters()), model.named_parameters(), policy=rp.P3(), comm=comm, model=model
-        )
-        run(model, optimizer, comm.rank, 1)
-        model.double()
-        with pytest.raises(rp.UsageError, match=r"was torch\.float32 .* and is torch\.float64 now: .* step was still"):
-            model(torch.zeros(1, 64, dtype=torch.float64))
-        optimizer.close()  # the exchange itself is brought to its end
-
-    rp.simulate(2, rank)
-
-
 @pytest.mark.parametrize(
     ("name", "why"), [("Adafactor", "its square"), ("Adadelta", "its square"), ("Rprop", "step sizes follow signs")]
 )

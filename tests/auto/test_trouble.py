@@ -2,7 +2,6 @@
 
 import copy
 import threading
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from ringprune.auto import pilot
 from ringprune.exchange.kept import KeptLane
 from ringprune.gradient_mode import GradientMode
 from ringprune.momentum import TakenOverMomentum
+from ringprune.plan import ParamSpec
 from tests.auto.made_up import follow, quick
 from tests.training import batches, loss_of, make_model, run, sgd, weights, wrap
 
@@ -32,20 +32,19 @@ def test_a_rank_without_memory_for_the_last_momentum_keeps_all_of_it(
     """What it had taken from SGD until then was gone there, and its next steps were others than those of the others."""
     follow(monkeypatch, [1])
     monkeypatch.setattr(pilot, "LEAST_INTERVAL", 1000)
-    adopt, allocate, adopting = TakenOverMomentum.adopt, TakenOverMomentum.allocate, threading.local()
+    adopt, buffer_of, adopting = TakenOverMomentum.adopt, TakenOverMomentum._buffer_of, threading.local()
 
-    def adopts(this: TakenOverMomentum) -> None:
+    def adopts(this: TakenOverMomentum, *only: Any) -> None:
         adopting.now = True
         try:
-            adopt(this)
+            adopt(this, *only)
         finally:
             adopting.now = False
 
-    def fails(this: TakenOverMomentum, names: Iterable[str]) -> None:
-        wanted = list(names)
-        if getattr(adopting, "now", False) and name in wanted and threading.current_thread().name == "rank 1":
+    def fails(this: TakenOverMomentum, param: Tensor, spec: ParamSpec) -> Tensor:
+        if getattr(adopting, "now", False) and spec.name == name and threading.current_thread().name == "rank 1":
             raise torch.OutOfMemoryError("2 GiB")
-        allocate(this, wanted)
+        return buffer_of(this, param, spec)
 
     def rank(comm: rp.comm.Communicator, policy: rp.Policy | rp.Auto) -> tuple[Tensor, str | None]:
         model = make_model()
@@ -55,7 +54,7 @@ def test_a_rank_without_memory_for_the_last_momentum_keeps_all_of_it(
 
     dense = rp.simulate(2, lambda comm: rank(comm, rp.Dense()))
     monkeypatch.setattr(TakenOverMomentum, "adopt", adopts)
-    monkeypatch.setattr(TakenOverMomentum, "allocate", fails)
+    monkeypatch.setattr(TakenOverMomentum, "_buffer_of", fails)
     for trained, chosen in rp.simulate(2, lambda comm: rank(comm, POLICY)):
         assert chosen == "dense"
         assert torch.equal(trained, dense[0][0])
