@@ -83,21 +83,21 @@ def each_at(each: Mapping[str, float], density: float) -> float:
 
 
 CPU = Speeds(
-    provenance="measured on 2 threads of an Intel Xeon at 2.5 GHz, 2026-11-22 (docs/benchmarks.md)",
-    accumulate=1.05e-9,
-    select={"apart": 1.65e-9, "close": 2.6e-9},
-    copy=0.46e-9,
-    whole=0.25e-9,
-    fill=0.27e-9,
-    kept={"apart": 12e-9, "close": 4.8e-9},
-    merge=12e-9,
-    encode_index=7e-9,
-    decode_index=6.5e-9,
-    unite={"apart": 6e-9, "close": 2.7e-9},
-    encode_values={"bf16": 4.2e-9, "fp16": 4.7e-9, "int8": 9.5e-9, "int4": 11.5e-9, "book4": 15.4e-9, "book2": 12.6e-9},
-    decode_values={"bf16": 3e-9, "fp16": 3.3e-9, "int8": 4e-9, "int4": 6.5e-9, "book4": 3.7e-9, "book2": 3.1e-9},
-    message=0.3e-3,
-    tensor=25e-6,
+    provenance="measured on 2 threads of an Intel Xeon (Sapphire Rapids), 2026-11-28 (docs/benchmarks.md)",
+    accumulate=0.66e-9,
+    select={"apart": 0.92e-9, "close": 1.55e-9},
+    copy=0.32e-9,
+    whole=0.09e-9,
+    fill=0.08e-9,
+    kept={"apart": 6e-9, "close": 2.3e-9},
+    merge=5.8e-9,
+    encode_index=2.1e-9,
+    decode_index=1.8e-9,
+    unite={"apart": 8.4e-9, "close": 4.3e-9},
+    encode_values={"bf16": 1.2e-9, "fp16": 1.7e-9, "int8": 2.3e-9, "int4": 2.8e-9, "book4": 1.9e-9, "book2": 1.5e-9},
+    decode_values={"bf16": 0.86e-9, "fp16": 1.05e-9, "int8": 1.4e-9, "int4": 2e-9, "book4": 0.62e-9, "book2": 0.53e-9},
+    message=50e-6,
+    tensor=14e-6,
 )
 """``ringprune advise --measure`` tells these of another machine."""
 

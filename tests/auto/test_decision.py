@@ -107,7 +107,7 @@ def test_buckets_that_are_better_sent_whole_are_routed_so() -> None:
     """The last layers' messages are hidden by the backward pass that follows, the first layer's are not."""
     model = flat("m", [[(1000, 1000)]] * 8, 0.8, "made up")
     named = replace(model, specs=tuple(specs_of(*model.shapes)))
-    setting = Setting(named, 4, made_up_link(1.3e8, 4), CPU.times(8), 4_000_000)
+    setting = Setting(named, 4, made_up_link(1.3e8, 4), CPU.times(20), 4_000_000)
     found = options(setting, [rp.Dense(), rp.IWP(0.01)])
     mixed = found[1]
     assert 0 < mixed.dense < mixed.packed == 8
@@ -125,7 +125,7 @@ def test_buckets_are_sent_whole_only_where_that_is_faster_by_enough() -> None:
     named = replace(model, specs=tuple(specs_of(*model.shapes)))
     found = {False: 0, True: 0}
     for rate in torch.logspace(7.5, 9.5, 60).tolist():
-        setting = Setting(named, 4, made_up_link(rate, 4), CPU.times(8), 4_000_000)
+        setting = Setting(named, 4, made_up_link(rate, 4), CPU.times(20), 4_000_000)
         mixture, whole = mix(setting, rp.IWP(0.01)), predict(setting, rp.IWP(0.01))
         if 0 < mixture.dense < mixture.packed and mixture.prediction.seconds < whole.seconds:
             pays = mixture.prediction.seconds < whole.seconds / (1 + MIXED)
@@ -139,7 +139,7 @@ def test_buckets_are_sent_whole_only_where_that_is_faster_by_enough() -> None:
 def test_a_candidate_in_use_is_predicted_as_it_is_exchanged() -> None:
     model = flat("m", [[(1000, 1000)]] * 8, 0.8, "made up")
     named = replace(model, specs=tuple(specs_of(*model.shapes)))
-    setting = Setting(named, 4, made_up_link(1.3e8, 4), CPU.times(8), 4_000_000)
+    setting = Setting(named, 4, made_up_link(1.3e8, 4), CPU.times(20), 4_000_000)
     found = options(setting, [rp.Dense(), rp.IWP(0.01)])[1]
     assert found.dense
     assert as_exchanged(setting, rp.IWP(0.01), found.policy) == found
@@ -151,7 +151,7 @@ def test_a_candidate_that_packs_by_name_is_left_as_it_is() -> None:
     """An assertion ended training, in the step in which some of its buckets were found to be better sent whole."""
     model = flat("m", [[(1000, 1000)]] * 8, 0.8, "made up")
     named = replace(model, specs=tuple(specs_of(*model.shapes)))
-    setting = Setting(named, 4, made_up_link(1.3e8, 4), CPU.times(8), 4_000_000)
+    setting = Setting(named, 4, made_up_link(1.3e8, 4), CPU.times(20), 4_000_000)
     policy = replace(rp.IWP(0.01), routing=Named(frozenset(f"p{i}" for i in range(8))))
     assert options(setting, [policy])[0].policy == policy
 
