@@ -60,7 +60,6 @@ class FirstStep:
         self._made = False
         kept, ids = weakref.ref(self), {id(param) for param in params}
 
-        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def before(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             this = kept()
             if this is None or this._made:
@@ -72,7 +71,8 @@ class FirstStep:
         _take_back()
         # One for all optimizers there are. Not taken back where torch may go through those there are: inside of it, nor
         # when this is collected, which may be inside of another.
-        self._over = weakref.finalize(self, _OVER.append, register_optimizer_step_pre_hook(before))
+        hook = register_optimizer_step_pre_hook(torch.compiler.disable(before))
+        self._over = weakref.finalize(self, _OVER.append, hook)
 
     def settle(self) -> None:
         """Between steps: where it has looked, optimizers are left alone from now on."""

@@ -461,9 +461,9 @@ def test_an_optimizer_whose_groups_are_a_property_is_wrapped() -> None:
             self.base = base
             vars(self).update((name, value) for name, value in vars(base).items() if name not in OWN)
 
-        param_groups = property(lambda self: self.base.param_groups)  # type: ignore[assignment]
-        state = property(lambda self: self.base.state)  # type: ignore[assignment]
-        defaults = property(lambda self: self.base.defaults)  # type: ignore[assignment]
+        param_groups = property(lambda self: self.base.param_groups)
+        state = property(lambda self: self.base.state)
+        defaults = property(lambda self: self.base.defaults)
 
         def step(self, closure: Any = None) -> Any:
             return self.base.step(closure)

@@ -16,7 +16,7 @@ inline bool is_nonfinite(float value) {
 // What the accumulating loops work on, read of a run field by field: for all the compiler knows, results are stored
 // over what stays in memory. A copy of the run would be loads of vectors over fields that have been stored one by one,
 // each of which waits as replace() says.
-struct Entries {
+struct Operands {
   const float* const grad;
   const float* const weight;
   const float* const residual;
@@ -27,7 +27,7 @@ struct Entries {
   const float momentum;
   const float parameter;
 
-  explicit Entries(const Run& run)
+  explicit Operands(const Run& run)
       : grad(run.grad),
         weight(run.weight),
         residual(run.residual),
@@ -40,7 +40,7 @@ struct Entries {
 };
 
 template <Correction kCorrection>
-inline float change(const Entries& of, int64_t i) {
+inline float change(const Operands& of, int64_t i) {
   const float gradient = of.grad[i] * of.factor;
   if constexpr (kCorrection == kNoMomentum) return gradient;
   float velocity = of.velocity[i];
@@ -49,7 +49,7 @@ inline float change(const Entries& of, int64_t i) {
   return result;
 }
 
-// Entries that are stored together where one of them is replaced.
+// Operands that are stored together where one of them is replaced.
 constexpr int64_t kGroup = 16;
 
 // Replaces one result. Where the run streams, all kGroup that it lies among are stored with it: a store of its own
@@ -67,7 +67,7 @@ inline void replace(const Run& run, float* results, int64_t i, float value) {
 
 // The results at entries that were sent, made once more of what is left there; calls done(i, residual) for each.
 template <Correction kCorrection, class Done>
-inline void mend(const Run& run, const Entries& of, const Done& done) {
+inline void mend(const Run& run, const Operands& of, const Done& done) {
   const Gone& gone = run.gone;
   for (int64_t j = 0; j < gone.count; ++j) {
     const int64_t i = gone.entry[j] - gone.base;
@@ -84,7 +84,7 @@ inline void mend(const Run& run, const Entries& of, const Done& done) {
   }
 }
 
-// Entries whose results go past the caches together: their stores have to overlap with the reads of the next ones.
+// Operands whose results go past the caches together: their stores have to overlap with the reads of the next ones.
 constexpr int64_t kPiece = 128;
 static_assert(kPiece % kGroup == 0);
 
@@ -125,7 +125,7 @@ inline int64_t streamed(Run& run, const Body& body) {
 // Not inlined: where it was, gcc made two loops of it, with and without what is gone, and no vectors of the latter.
 template <Correction kCorrection>
 [[gnu::noinline]] int64_t accumulate_run(const Run& run) {
-  const Entries of(run);
+  const Operands of(run);
   const int64_t count = run.count;
   int32_t nonfinite = 0;
 #pragma omp simd reduction(+ : nonfinite)
@@ -145,7 +145,7 @@ int64_t accumulate(Run& run) {
 
 template <Correction kCorrection, class Score>
 [[gnu::noinline]] int64_t accumulate_keys_run(const Run& run, uint32_t* keys) {
-  const Entries of(run);
+  const Operands of(run);
   const int64_t count = run.count;
   int32_t nonfinite = 0;
 #pragma omp simd reduction(+ : nonfinite)

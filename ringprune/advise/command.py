@@ -12,9 +12,9 @@ from ringprune.advise.figure import RATES, draw
 from ringprune.advise.job import Job, Over, likely, measure_job
 from ringprune.advise.known import MODELS, of_entries, workload
 from ringprune.advise.overheads import overheads
-from ringprune.advise.rows import DENSE, METHODS, RECOMMENDED, Row, curve, rows_of
+from ringprune.advise.rows import DENSE, METHODS, Row, curve, rows_of
 from ringprune.advise.words import COLUMNS, LEGEND, mixtures, sentence
-from ringprune.bench.local_step import OPTIMIZERS
+from ringprune.bench.local_step import OPTIMIZERS, RECOMMENDED, policy_of
 from ringprune.bench.table import print_table
 from ringprune.comm.communicator import ASKED
 from ringprune.errors import ConfigurationError, RingPruneError
@@ -22,8 +22,6 @@ from ringprune.policies import Policy
 from ringprune.prediction import DEVICES, GOODPUT, LATENCY_SECONDS, Link, Setting, Speeds, Workload
 from ringprune.probing.speeds import measured
 from ringprune.readers import above_zero, at_least, picture, rate, share, target, written_rate
-from ringprune.recommended import recommended
-from ringprune.simulation.spec import parse
 from ringprune.whole_file import write_json
 
 __all__ = ["add_command"]
@@ -174,10 +172,7 @@ def _methods(names: Sequence[str], optimizer: str) -> dict[str, Policy]:
         ConfigurationError: there is no such policy.
     """
     wrapped = OPTIMIZERS[optimizer]([torch.zeros(1)])
-    return {
-        name: recommended(wrapped) if name == RECOMMENDED else parse(name).policy()
-        for name in dict.fromkeys([DENSE, *names])
-    }
+    return {name: policy_of(name)(wrapped) for name in dict.fromkeys([DENSE, *names])}
 
 
 def _workload(options: argparse.Namespace) -> Workload:

@@ -5,17 +5,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from ringprune.bench.local_step import RECOMMENDED
 from ringprune.policies import Dense, Policy
 from ringprune.prediction import Link, Setting, best, crossover, mix, predict
 
-__all__ = ["DENSE", "METHODS", "RECOMMENDED", "Row", "curve", "rows_of"]
+__all__ = ["DENSE", "METHODS", "Row", "curve", "rows_of"]
 
 Row = dict[str, Any]
 
 DENSE = "dense"
-
-RECOMMENDED = "recommended"
-"""What the wrapper's ``policy="iwp"`` stands for."""
 
 METHODS = (
     DENSE,

@@ -12,8 +12,9 @@ from ringprune.bench.bucket import MOMENTUM, WARMUP, Case
 from ringprune.bench.stopwatch import Sample, Times, stopwatch
 from ringprune.comm.communicator import CPU, Communicator, Handle, Nodes
 from ringprune.policies import Policy
+from ringprune.simulation.spec import parse
 
-__all__ = ["OPTIMIZERS", "local_step", "step_costs"]
+__all__ = ["OPTIMIZERS", "RECOMMENDED", "local_step", "policy_of", "step_costs"]
 
 LEARNING_RATE = 1e-6  # the weights stay what they are
 OPTIMIZERS: Mapping[str, Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = {
@@ -21,6 +22,20 @@ OPTIMIZERS: Mapping[str, Callable[[Sequence[Tensor]], torch.optim.Optimizer]] = 
     "adamw": lambda params: torch.optim.AdamW(params, lr=LEARNING_RATE),
 }
 """Optimizers to wrap, by name."""
+RECOMMENDED = "recommended"
+"""What the wrapper's ``policy="iwp"`` stands for."""
+
+
+def policy_of(method: str) -> Callable[[torch.optim.Optimizer], Policy]:
+    """What makes the policy for an optimizer.
+
+    Raises:
+        ConfigurationError: there is none of that name, or it has no such argument.
+    """
+    if method == RECOMMENDED:
+        return rp.recommended
+    policy = parse(method).policy()
+    return lambda inner: policy
 
 
 def local_step(case: Case, device: torch.device, repetitions: int, seed: int) -> dict[str, Any]:

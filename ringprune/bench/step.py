@@ -11,16 +11,14 @@ from torch import Tensor
 import ringprune as rp
 from ringprune.advise.known import MODELS, workload
 from ringprune.bench import machine, table
-from ringprune.bench.local_step import OPTIMIZERS, step_costs
+from ringprune.bench.local_step import OPTIMIZERS, RECOMMENDED, policy_of, step_costs
 from ringprune.comm.communicator import Communicator
 from ringprune.errors import ConfigurationError, RingPruneError
 from ringprune.policies import Policy
 from ringprune.readers import at_least, target
-from ringprune.simulation.spec import parse
 
 __all__ = ["add_command"]
 
-RECOMMENDED = "recommended"
 METHODS = ("dense", "iwp:density=0.01", RECOMMENDED)
 REPETITIONS = 8
 
@@ -96,7 +94,7 @@ def _rows(options: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
         raise ConfigurationError("--device cuda: torch finds no CUDA device here")
     device = torch.device(options.device)
     shapes = [shape for layer in workload(options.model).layers for shape in layer.shapes]
-    chosen = [(optimizer, method, _policy(method)) for optimizer in options.optimizer for method in options.methods]
+    chosen = [(optimizer, method, policy_of(method)) for optimizer in options.optimizer for method in options.methods]
     for optimizer, _, policy in chosen:  # before anything is timed
         rp.simulate(1, _can_wrap(OPTIMIZERS[optimizer], policy))
     torch.set_num_threads(options.threads or machine.cores())
@@ -112,18 +110,6 @@ def _rows(options: argparse.Namespace) -> tuple[list[dict[str, Any]], bool]:
     except KeyboardInterrupt:
         return rows, True
     return rows, False
-
-
-def _policy(method: str) -> Callable[[torch.optim.Optimizer], Policy]:
-    """What makes the policy for an optimizer.
-
-    Raises:
-        ConfigurationError: there is none of that name, or it has no such argument.
-    """
-    if method == RECOMMENDED:
-        return rp.recommended
-    policy = parse(method).policy()
-    return lambda inner: policy
 
 
 def _can_wrap(

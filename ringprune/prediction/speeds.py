@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from ringprune.wire import value_code
+
 __all__ = ["CPU", "DENSITIES", "DEVICES", "GPU", "Speeds", "each_at"]
 
 KEPT = ("provenance", "shared")
@@ -105,7 +107,7 @@ _MEMORY = 1e12  # bytes per second that a pass reaches: half of an A100's 2e12
 _BUS = 1e10  # from a GPU to its host and back: PCIe 3, 16 lanes, less what it loses
 _SECTOR = 32  # bytes that memory moves at least, where entries lie apart
 _WAIT = 50e-6  # to wait for the GPU and start it again
-_BYTES = {"bf16": 2.0, "fp16": 2.0, "int8": 1.0, "int4": 0.5, "book4": 0.5, "book2": 0.25}  # of a value that travels
+_MANY = 1 << 20  # values, whose message has next to nothing besides
 
 
 def _over_the_bus(seconds: float) -> float:
@@ -113,9 +115,11 @@ def _over_the_bus(seconds: float) -> float:
     return seconds + 4 / _BUS
 
 
-def _coded_there(size: float) -> float:
-    """A value that is coded on the GPU, by some passes over it, and brought to the host or back as so many bytes."""
-    return 40 / _MEMORY + size / _BUS
+def _coded_there(name: str) -> float:
+    """A value that is coded on the GPU, by some passes over it, and brought to the host or back in that format."""
+    code = value_code(name)
+    assert code is not None, "float32 has no code"
+    return 40 / _MEMORY + code.size(_MANY) / _MANY / _BUS
 
 
 GPU = replace(
@@ -130,8 +134,8 @@ GPU = replace(
     merge=_over_the_bus(CPU.merge),
     encode_index=_over_the_bus(CPU.encode_index),
     decode_index=_over_the_bus(CPU.decode_index),
-    encode_values={name: _coded_there(size) for name, size in _BYTES.items()},
-    decode_values={name: _coded_there(size) for name, size in _BYTES.items()},
+    encode_values={name: _coded_there(name) for name in CPU.encode_values},
+    decode_values={name: _coded_there(name) for name in CPU.decode_values},
     message=CPU.message + _WAIT,
 )
 """No GPU was at hand. 20 bytes per entry are accumulated, 24 selected from and a sixth more work in the cores; at 10 %

@@ -12,7 +12,7 @@ import pytest
 from ringprune.__main__ import main
 from ringprune.advise.job import measure_job
 from ringprune.advise.overheads import overheads
-from ringprune.advise.rows import RECOMMENDED
+from ringprune.bench.local_step import RECOMMENDED
 from ringprune.errors import DependencyError
 from ringprune.prediction import CPU, GPU, MARGIN
 from ringprune.probing.speeds import measured
