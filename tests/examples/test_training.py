@@ -16,6 +16,7 @@ from tests.examples.test_data import write_cifar, write_images
 from tests.examples.test_rows import KEYS
 from tests.mpi.launch import run_job
 
+HERE = Path(__file__).resolve().parent
 SCRIPTS = Path(__file__).resolve().parents[2] / "examples"
 TIME_LIMIT = 120.0  # seconds for one job; a few where nothing else runs
 pytestmark = [pytest.mark.timeout(600), pytest.mark.ranks]
@@ -64,6 +65,17 @@ def test_what_is_faster_is_chosen(tmp_path: Path) -> None:
     chosen = read(log)["stats"]["auto"]
     assert chosen["chosen"].split()[0].lower() in ("dense", "iwp")  # such as "IWP 1 %"
     assert not chosen["deciding"]
+
+
+def test_one_file_stopped_and_continued(tmp_path: Path) -> None:
+    """The script to copy from: two epochs at once are one epoch, an end at the worst moment, and one more, to the bit."""
+    said = two_ranks(str(HERE / "one_file_job.py"), tmp_path / "whole", "2")
+    assert re.search(r"epoch  2: [\d.]+ % of 400 held out\n.*bytes: 1/\d\d of what dense fp32 sends", said)
+    two_ranks(str(HERE / "one_file_job.py"), tmp_path / "parts", "2", "die", check=False)
+    assert (tmp_path / "parts" / "rank0.new").exists(), "it died between writing and replacing"
+    two_ranks(str(HERE / "one_file_job.py"), tmp_path / "parts", "2")
+    whole, parts = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("whole", "parts"))
+    assert_equal(whole, parts)
 
 
 def test_stop_and_continue_equals_not_stopping(tmp_path: Path) -> None:
