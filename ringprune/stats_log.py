@@ -21,6 +21,7 @@ __all__ = ["Line", "StatsLog", "read", "scalars"]
 Line = dict[str, Any]
 
 NUMBERS, TABLES = ("calls", "elapsed_seconds"), ("values", "stats")  # tables are of numbers
+OURS = f"ringprune.StatsLog, which writes in each line a JSON object of {', '.join((*NUMBERS, *TABLES))}"
 
 
 class HasStats(Protocol):
@@ -170,8 +171,10 @@ def read(path: Path) -> list[Line]:
     """
     try:
         texts = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(f"{path}: no text, so no log of {OURS}") from error
     lines: list[Line] = []
     for number, text in enumerate(texts, start=1):
         if not text.strip():
@@ -181,10 +184,9 @@ def read(path: Path) -> list[Line]:
         except (ValueError, RecursionError) as error:
             if number == len(texts) and lines:
                 break
-            raise ConfigurationError(f"{path}, line {number}: not JSON ({error})") from error
+            raise ConfigurationError(f"{path}, line {number}: not JSON ({error}), so no log of {OURS}") from error
         if not _is_line(line):
-            wanted = ", ".join((*NUMBERS, *TABLES))
-            raise ConfigurationError(f"{path}, line {number}: not a line of ringprune.StatsLog ({wanted})")
+            raise ConfigurationError(f"{path}, line {number}: not a line of {OURS}")
         if lines and line["calls"] < lines[-1]["calls"]:
             raise ConfigurationError(
                 f"{path}, line {number}: call {line['calls']:,} after call {lines[-1]['calls']:,}, so that it holds "
@@ -192,7 +194,7 @@ def read(path: Path) -> list[Line]:
             )
         lines.append(line)
     if not lines:
-        raise ConfigurationError(f"{path}: no line of ringprune.StatsLog")
+        raise ConfigurationError(f"{path}: no line of ringprune.StatsLog in it; it writes the first when it is made")
     return lines
 
 

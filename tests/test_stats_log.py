@@ -307,10 +307,12 @@ def test_blank_lines_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ("text", "said"),
     [
         (None, "No such file"),
-        ("", "no line of ringprune.StatsLog"),
+        ("", "no line of ringprune.StatsLog in it"),
+        ("\n\n", "no line of ringprune.StatsLog"),
         ("[1]\n", "line 1: not a line of ringprune.StatsLog"),
         ('{"calls": 1}\n', "line 1: not a line of ringprune.StatsLog"),
-        ("not json\n{}\n", "line 1: not JSON"),
+        ("not json\n{}\n", "so no log of ringprune.StatsLog, which writes in each line a JSON object of calls, "),
+        (b"\x93NUMPY\xbe", "no text, so no log of ringprune.StatsLog, which writes"),
         ("\x00\n", "line 1: not JSON"),
         ("[" * 100_000 + "\n", "line 1: not JSON"),
         (LINE + LINE.replace("3.5", '"x"'), "line 2: not a line of ringprune.StatsLog"),
@@ -321,11 +323,11 @@ def test_blank_lines_are_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ],
 )
 def test_a_file_that_is_none_is_named(
-    text: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str | bytes | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.jsonl"
     if text is not None:
-        path.write_text(text)
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
     assert main(["report", str(path)]) == 2
     told = capsys.readouterr().err
     assert told.startswith("ringprune report: ") and str(path) in told and said in told

@@ -64,43 +64,35 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_job(parser)
+    _add_assumptions(parser)
+    _add_answer(parser)
+    parser.set_defaults(run=_run, link="as given", shares={})
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    """What is asked about."""
     add = parser.add_argument
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--model", metavar="NAME", help="a known model, or a profile: a file that ends in .json")
-    what.add_argument(
-        "--entries",
-        type=at_least(1, 1e18, " and below 1e18"),
-        metavar="N",
-        help="a model of so many entries, in equal matrices",
-    )
-    add(
-        "--ranks",
-        type=at_least(1, 1e9, " and below 1e9"),
-        metavar="N",
-        help="how many, each with a link of its own; of a job, its own",
-    )
-    add(
-        "--rate",
-        type=_rate,
-        required=True,
-        metavar="R",
-        help="of the links: 100mbit, 2.5gbit, unlimited; here: measure",
-    )
+    entries, ranks = at_least(1, 1e18, " and below 1e18"), at_least(1, 1e9, " and below 1e9")
+    what.add_argument("--entries", type=entries, metavar="N", help="a model of so many entries, in equal matrices")
+    add("--ranks", type=ranks, metavar="N", help="how many, each with a link of its own; of a job, its own")
+    rate_help = "of the links: 100mbit, 2.5gbit, unlimited; here: measure"
+    add("--rate", type=_rate, required=True, metavar="R", help=rate_help)
     add("--compute-ms", type=above_zero, metavar="MS", help="forward and backward pass of one step, without exchange")
-    speed = parser.add_mutually_exclusive_group()
-    speed.add_argument(
-        "--device",
-        choices=tuple(DEVICES),
-        default="cpu",
-        help="where gradients live; gpu is assumed, not measured; cpu",
-    )
-    speed.add_argument(
-        "--measure",
-        action="store_true",
-        help="measure this machine's processor, about 8 s; with --rate here those of all ranks at once",
-    )
     add("--methods", nargs="+", default=METHODS, metavar="M", help="policies; first those that leave least out")
     add("--optimizer", choices=tuple(OPTIMIZERS), default="sgd", help=f"what {RECOMMENDED} is made for; sgd")
+
+
+def _add_assumptions(parser: argparse.ArgumentParser) -> None:
+    """What the answer rests on, where nothing else is said."""
+    add = parser.add_argument
+    speed = parser.add_mutually_exclusive_group()
+    device_help = "where gradients live; gpu is assumed, not measured; cpu"
+    speed.add_argument("--device", choices=tuple(DEVICES), default="cpu", help=device_help)
+    measure_help = "measure this machine's processor, about 8 s; with --rate here those of all ranks at once"
+    speed.add_argument("--measure", action="store_true", help=measure_help)
     add(
         "--communicator",
         choices=get_args(Over),
@@ -108,12 +100,15 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         "torch under torchrun, else horovod, in a job without it mpi",
     )
     add("--latency-us", type=above_zero, metavar="US", help="of a message; 50, with --rate here as measured")
-    add(
-        "--goodput", type=share, default=GOODPUT, metavar="S", help="payload's share of the rate; 0.94, TCP on Ethernet"
-    )
+    goodput_help = "payload's share of the rate; 0.94, TCP on Ethernet"
+    add("--goodput", type=share, default=GOODPUT, metavar="S", help=goodput_help)
+
+
+def _add_answer(parser: argparse.ArgumentParser) -> None:
+    """Where it goes."""
+    add = parser.add_argument
     add("--plot", type=picture, metavar="FILE", help="draw step time against rate; .png, .pdf or .svg")
     add("--json", type=target, metavar="FILE", help="write the rows to FILE for programs; - is standard output")
-    parser.set_defaults(run=_run, link="as given", shares={})
 
 
 def _run(options: argparse.Namespace) -> int:

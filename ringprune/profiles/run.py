@@ -1,7 +1,9 @@
 """``ringprune profile``: its options, what it writes, and what it prints."""
 
 import argparse
+import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,7 +24,11 @@ __all__ = ["add_command"]
 
 FAILED, WRONG_ARGUMENTS, INTERRUPTED = 1, 2, 130  # exit status
 
-_OPTIONS = ("--warmup", "--iterations", "--to-end", "--name", "--output")
+NEXT = """\
+next, for example:
+  ringprune advise --model {0} --ranks 16 --rate 10gbit     whether compression would pay there
+  mpi_scripts/replay.py {0} --rates 10gbit     the same with real messages (Linux, root; in a checkout)"""
+"""What a profile is for; both take what ends in .json."""
 
 DESCRIPTION = """\
 Runs a training script unchanged, as one rank on the CPU or one GPU, and writes its model's profile: each layer's
@@ -62,15 +68,17 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--warmup", type=at_least(1), default=3, metavar="N", help="iterations before those that are measured; 3")
-    add("--iterations", type=at_least(1), default=10, metavar="N", help="iterations that are measured; 10")
-    add("--to-end", action="store_true", help="let the script go on to its end, unwatched")
-    add("--name", metavar="NAME", help="the model's; that of the script")
-    add("--output", type=target, metavar="FILE", help="NAME OF THE SCRIPT.profile.json; - is standard output")
+    options = [
+        add("--warmup", type=at_least(1), default=3, metavar="N", help="iterations before those that are measured; 3"),
+        add("--iterations", type=at_least(1), default=10, metavar="N", help="iterations that are measured; 10"),
+        add("--to-end", action="store_true", help="let the script go on to its end, unwatched"),
+        add("--name", metavar="NAME", help="the model's; that of the script"),
+        add("--output", type=target, metavar="FILE", help="NAME OF THE SCRIPT.profile.json; - is standard output"),
+    ]
     add("script", type=_script, metavar="SCRIPT", help="a training script in Python")
     rest = add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="the script's own")
     rest.required = False  # argparse would name them as missing with the script
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, ours=[word for option in options for word in option.option_strings])
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -87,6 +95,8 @@ def _run(options: argparse.Namespace) -> int:
     if profile is not None and to is not None:
         write(profile, to)
         print(f"written: {output}")
+        if output.endswith(".json"):
+            print(NEXT.format(shlex.quote(output)))
     elif profile is not None:
         print(text(profile), end="")
     return status
@@ -104,7 +114,7 @@ def _record(options: argparse.Namespace) -> tuple[Profile | None, int]:
     except KeyboardInterrupt:
         status = INTERRUPTED
     if failure is not None:
-        hint = _misplaced(options.arguments)
+        hint = _misplaced(options.arguments, options.ours)
         _tell(f"{options.script} {failure} after {recorder.steps} steps; nothing is written{hint}")
         return None, FAILED
     try:
@@ -120,10 +130,10 @@ def _record(options: argparse.Namespace) -> tuple[Profile | None, int]:
     return profile, status
 
 
-def _misplaced(arguments: list[str]) -> str:
+def _misplaced(arguments: Sequence[str], ours: Sequence[str]) -> str:
     """A hint, where the script was given options that are this command's."""
-    ours = [word for word in arguments if word.partition("=")[0] in _OPTIONS]
-    return f" ({ours[0]} went to the script: options of ringprune profile stand before it)" if ours else ""
+    found = [word for word in arguments if word.partition("=")[0] in ours]
+    return f" ({found[0]} went to the script: options of ringprune profile stand before it)" if found else ""
 
 
 def _provenance(script: Path, recorder: Recorder) -> str:

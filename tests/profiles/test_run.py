@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -71,6 +72,17 @@ def test_a_profile_is_written_and_shown(script: Path, capfd: pytest.CaptureFixtu
         assert told in profile.provenance
     assert f"{4 * 74} bytes" in out
     assert "written: loop.profile.json" in out
+
+
+def test_the_command_that_follows_is_told_and_works(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert profiled("--output", "my model.json", script) == 0
+    lines = capfd.readouterr().out.splitlines()
+    told = next(line for line in lines if "ringprune advise" in line).partition("     whether")[0]
+    assert any("mpi_scripts/replay.py 'my model.json'" in line for line in lines)
+    assert __main__.main(shlex.split(told)[1:]) == 0
+    assert "my model.json" in capfd.readouterr().out
+    assert profiled("--output", "what.txt", script) == 0  # which advise would not take for a profile
+    assert "advise" not in capfd.readouterr().out
 
 
 def test_json_on_standard_output_is_alone_there(script: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -146,6 +158,8 @@ def test_an_option_of_ours_behind_a_script_that_refuses_it_is_told_of(
 ) -> None:
     """An engineer wrote `ringprune profile train.py --name mine` and saw only their own script's usage."""
     script.write_text("import argparse\nargparse.ArgumentParser().parse_args()\n")
+    assert profiled(script, "--to-end") == 1
+    assert "--to-end went to the script" in capfd.readouterr().err
     assert profiled(script, "--name=mine") == 1
     assert "--name=mine went to the script: options of ringprune profile stand before it" in capfd.readouterr().err
 
