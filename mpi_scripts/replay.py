@@ -2,6 +2,7 @@
 """Replays a model's timeline with real communication and waits in place of compute: ``replay.py --help``."""
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Sequence
@@ -23,8 +24,10 @@ from rich.console import Console
 from ringprune.bench.table import write_rows
 from ringprune.profiles.format import BadProfile, read
 from ringprune.readers import above_zero, at_least, file, picture, target
+from ringprune.simulation.makers import POLICIES_HELP
 
 PROFILES = HERE / "profiles"
+KNOWN = sorted(path.stem for path in PROFILES.glob("*.json"))
 NOTHING_MEASURED, INTERRUPTED = 3, 130  # exit status
 
 DESCRIPTION = """\
@@ -35,7 +38,7 @@ Horovod's or RingPrune's wrapper, and messages through links of the rate given. 
 Started as it is, it makes an emulated cluster on this machine (Linux, root), one rank per host, and takes it down.
 Started by mpirun it replays in the job that it is in; --rates then names the speed of the links, and limits nothing.
 """
-EPILOG = """\
+EPILOG = f"""\
 examples:
   replay.py resnet50 --rates 4gbit --time-scale 10
   replay.py resnet50 vgg19 --rates 1gbit,10gbit --methods horovod p3 iwp:density=0.01@priority --json rows.json
@@ -48,9 +51,10 @@ are divided by S in the end. What this machine's processors need for moving byte
 A profile is a JSON file: "model", "provenance", "unit": "ms", and "layers", each with "name", "parameters" (entries of
 each tensor), "forward_ms" and "backward_ms", in the order of the forward pass.
 
-Methods: horovod (hvd.DistributedOptimizer as it is), and RingPrune's policies with their arguments; @priority behind
-one schedules what it sends (LayerPriority). auto chooses from the policies given beside it, and is timed when it has.
+Methods: horovod (hvd.DistributedOptimizer as it is), alone (no exchange at all), and policies; @priority behind one
+schedules what it sends (LayerPriority). auto chooses from the policies given beside it, and is timed when it has.
 
+{POLICIES_HELP}
 Exit status: 0; 1 a job failed; 2 wrong arguments; 3 nothing can be measured here; 130
 interrupted, with the rows of the jobs that were done.
 """
@@ -134,9 +138,8 @@ def _parsed(arguments: Sequence[str] | None, is_rank: bool) -> argparse.Namespac
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    known = ", ".join(sorted(path.stem for path in PROFILES.glob("*.json")))
     add = parser.add_argument
-    add("profiles", nargs="+", type=_profile, metavar="PROFILE", help=f"a file, or one of {known}")
+    add("profiles", nargs="+", type=_profile, metavar="PROFILE", help=f"a file, or one of {', '.join(KNOWN)}")
     add("--methods", nargs="+", default=list(DEFAULTS), metavar="M", help=f"what is replayed; {' '.join(DEFAULTS)}")
     add(
         "--rates",
@@ -185,7 +188,13 @@ def _parsed(arguments: Sequence[str] | None, is_rank: bool) -> argparse.Namespac
 
 def _profile(text: str) -> Path:
     path = Path(text)
-    return path if path.suffix == ".json" else PROFILES / f"{text}.json"
+    if path.suffix == ".json":
+        return path
+    if text not in KNOWN:
+        near = difflib.get_close_matches(text, KNOWN, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise argparse.ArgumentTypeError(f"{text!r}: one of {', '.join(KNOWN)}, or a file that ends in .json{hint}")
+    return PROFILES / f"{text}.json"
 
 
 if __name__ == "__main__":

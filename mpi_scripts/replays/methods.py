@@ -16,7 +16,7 @@ from replays.model import Nothing, Waiting, still_sgd
 from replays.noting import Noting
 from ringprune.errors import ConfigurationError
 from ringprune.priority_mode import PriorityMode
-from ringprune.simulation.spec import parse
+from ringprune.simulation import spec
 
 __all__ = [
     "ALONE",
@@ -217,7 +217,7 @@ def policy_of(text: str) -> rp.Policy:
     Raises:
         ConfigurationError: there is none.
     """
-    policy = parse(text.removesuffix(PRIORITY)).policy()
+    policy = spec.policy_of(text.removesuffix(PRIORITY))
     return replace(policy, schedule=rp.LayerPriority()) if text.endswith(PRIORITY) else policy
 
 

@@ -22,6 +22,7 @@ from ringprune.policies import Policy
 from ringprune.prediction import DEVICES, GOODPUT, LATENCY_SECONDS, Link, Setting, Speeds, Workload
 from ringprune.probing.speeds import measured
 from ringprune.readers import above_zero, at_least, picture, rate, share, target, written_rate
+from ringprune.simulation.makers import POLICIES_HELP
 from ringprune.whole_file import write_json
 
 __all__ = ["add_command"]
@@ -48,6 +49,7 @@ examples:
 --compute-ms is what one step takes on one rank without any exchange: measure it there, with your batch. Without it the
 known models take what operation counts tell of a slow GPU, so that the answer is a rough one.
 
+{POLICIES_HELP}
 {RECOMMENDED} is what policy="iwp" stands for in the wrapper, for --optimizer, at the highest learning rate. The other
 names are those of policies' functions: iwp is ringprune.IWP().
 

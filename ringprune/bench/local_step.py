@@ -12,7 +12,7 @@ from ringprune.bench.bucket import MOMENTUM, WARMUP, Case
 from ringprune.bench.stopwatch import Sample, Times, stopwatch
 from ringprune.comm.communicator import CPU, Communicator, Handle, Nodes
 from ringprune.policies import Policy
-from ringprune.simulation.spec import parse
+from ringprune.simulation import spec
 
 __all__ = ["OPTIMIZERS", "RECOMMENDED", "local_step", "policy_of", "step_costs"]
 
@@ -34,7 +34,7 @@ def policy_of(method: str) -> Callable[[torch.optim.Optimizer], Policy]:
     """
     if method == RECOMMENDED:
         return rp.recommended
-    policy = parse(method).policy()
+    policy = spec.policy_of(method)
     return lambda inner: policy
 
 

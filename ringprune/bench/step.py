@@ -16,6 +16,7 @@ from ringprune.comm.communicator import Communicator
 from ringprune.errors import ConfigurationError, RingPruneError
 from ringprune.policies import Policy
 from ringprune.readers import at_least, target
+from ringprune.simulation.makers import POLICIES_HELP
 
 __all__ = ["add_command"]
 
@@ -33,6 +34,7 @@ examples:
   ringprune bench step --model bert_base --optimizer adamw --methods recommended
   ringprune bench step --methods iwp:density=0.01,values=bf16 dgc mipd --json rows.json
 
+{POLICIES_HELP}
 recommended is what policy="iwp" stands for. With local steps a time is the mean over the steps from one exchange to the
 next. Known models: {", ".join(MODELS)}.
 """

@@ -15,6 +15,7 @@ from ringprune.simulation.cell import Record
 from ringprune.simulation.document import document
 from ringprune.simulation.figures import draw
 from ringprune.simulation.log import log, markdown
+from ringprune.simulation.makers import POLICIES_HELP
 from ringprune.simulation.methods import BUDGETS, METHODS, budget_name, methods
 from ringprune.simulation.progress import progress
 from ringprune.simulation.rows import rows_of
@@ -54,7 +55,10 @@ def add_command(simulations: "argparse._SubParsersAction[argparse.ArgumentParser
         "accuracy",
         help="what every method costs in accuracy, within the same bytes",
         description=DESCRIPTION,
-        epilog=EPILOG + "\nmethods:\n" + "".join(f"  {m.name:14} {m.says}\n" for m in METHODS if m.exists),
+        epilog=EPILOG
+        + "\nmethods:\n"
+        + "".join(f"  {m.name:14} {m.says}\n" for m in METHODS if m.exists)
+        + f"\n{POLICIES_HELP}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--task", nargs="+", choices=TASKS, metavar="TASK", help=f"{', '.join(TASKS)}; all")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from ringprune.errors import ConfigurationError
 from ringprune.policies import POLICIES
+from ringprune.simulation.makers import OWN, divided, is_own
 from ringprune.simulation.spec import Spec, parse
 
 __all__ = ["BUDGETS", "METHODS", "Method", "budget_name", "methods"]
@@ -117,10 +118,11 @@ def methods(names: list[str] | None = None) -> list[Method]:
 
 
 def _own(text: str, known: Mapping[str, Method]) -> Method:
-    name = text.partition(":")[0]
-    if name not in POLICIES:
+    name, _ = divided(text)
+    if name not in POLICIES and not is_own(name):
         raise ConfigurationError(
-            f"policy {text!r}: neither a method of the table ({', '.join(known)}) nor a policy ({', '.join(POLICIES)})"
+            f"policy {text!r}: neither a method of the table ({', '.join(known)}) nor a policy ({', '.join(POLICIES)}) "
+            f"nor {OWN}"
         )
     spec = parse(text)
     if spec.fixes_density:

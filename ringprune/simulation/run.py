@@ -13,6 +13,7 @@ from ringprune.bench.table import plain
 from ringprune.errors import RingPruneError
 from ringprune.readers import above_zero, at_least, file
 from ringprune.simulation.log import log
+from ringprune.simulation.makers import POLICIES_HELP
 from ringprune.simulation.progress import progress
 from ringprune.simulation.spec import Spec, parse
 from ringprune.simulation.store import Key, Store
@@ -26,13 +27,17 @@ Trains every task given with every policy, learning rate and seed given, and add
 the store has is not run again. A table of these runs comes last; that of all in the store is shown by
 ringprune simulate accuracy --log.
 
-A policy is a name, or a name with arguments of its function: iwp:density=0.04,roots=all,warmup=200. One more argument
-is the simulation's own: flush=1 sends all residuals before the model is judged.
+One more argument of policies is the simulation's own: flush=1 sends all residuals before the model is judged.
 """
-EPILOG = """\
+EPILOG = f"""\
+{POLICIES_HELP}
+A store knows runs by what policies are called: give a function of your own another name, or another --store, once it
+makes another policy.
+
 examples:
   ringprune simulate run --task charlstm --policy dense iwp:density=0.01,roots=all --rate 3 6 12
   ringprune simulate run --task digits --policy dgc --rate 0.05 --seed 0 1 2 --jobs 2 --store try.jsonl
+  ringprune simulate run --task digits --policy mine:policy iwp --rate 0.05 --steps 200 --store try.jsonl
 """
 
 
@@ -46,7 +51,7 @@ def add_command(simulations: "argparse._SubParsersAction[argparse.ArgumentParser
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--task", nargs="+", choices=TASKS, required=True, metavar="TASK", help=", ".join(TASKS))
-    parser.add_argument("--policy", nargs="+", required=True, metavar="SPEC", help="policies with their arguments")
+    parser.add_argument("--policy", nargs="+", required=True, metavar="SPEC", help="policies, see below")
     parser.add_argument("--rate", nargs="+", type=above_zero, required=True, metavar="RATE", help="learning rates")
     parser.add_argument("--seed", nargs="+", type=at_least(0), default=[0], metavar="N", help="seeds; 0")
     parser.add_argument("--steps", type=at_least(1), metavar="N", help="steps of each run; the task's own")

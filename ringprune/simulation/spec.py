@@ -3,6 +3,7 @@
 ``iwp:density=0.04,roots=all,warmup=200``. Arguments are those of the function in
 :data:`ringprune.policies.POLICIES`, found by its signature, so that new policies and arguments need nothing here. Where
 one takes a record, a plain value is its first field and others follow a dot: ``warmup=200,warmup.start=0.25``.
+``MODULE:FUNCTION`` in place of the name is a function of the user's own, whose arguments are found in the same way.
 """
 
 import dataclasses
@@ -17,8 +18,9 @@ from typing import Any
 from ringprune.errors import ConfigurationError, RingPruneError
 from ringprune.local_steps import LocalSteps
 from ringprune.policies import POLICIES, Policy
+from ringprune.simulation.makers import OWN, divided, is_own, made, maker
 
-__all__ = ["OPTIONS", "Spec", "parse", "renewed"]
+__all__ = ["OPTIONS", "Spec", "parse", "policy_of", "renewed"]
 
 OPTIONS = {"flush": "1: send all residuals at the end, before the model is judged; counted"}
 """What a specification may say besides a policy's arguments: what is done with the wrapper around training."""
@@ -31,7 +33,7 @@ class Spec:
     """A method: a policy's name, arguments that are not left at their defaults, and the battery's own options.
 
     Attributes:
-        name: the policy's.
+        name: the policy's, or ``MODULE:FUNCTION``.
         arguments: of the policy's function, ordered by name.
         flush: send all residuals at the end.
     """
@@ -89,7 +91,7 @@ class Spec:
         Raises:
             ConfigurationError, ArgumentTypeError: a value cannot work.
         """
-        return POLICIES[self.name](**dict(self.arguments))
+        return made(self.name, dict(self.arguments))
 
 
 def parse(text: str) -> Spec:
@@ -99,9 +101,9 @@ def parse(text: str) -> Spec:
         ConfigurationError: no policy has that name, or it has no such argument; the message lists what there is.
         ArgumentTypeError: a value of another type is needed.
     """
-    name, _, rest = text.partition(":")
-    name = name.strip()
-    _check("policy", name, list(POLICIES), "the policies are")
+    name, rest = divided(text)
+    if not is_own(name):
+        _check("policy", name, list(POLICIES), f"the policies are {OWN}, of your own, and")
     words: dict[str, str] = {}
     for word in filter(None, (part.strip() for part in rest.split(","))):
         if ":" in word:
@@ -116,7 +118,7 @@ def parse(text: str) -> Spec:
     flush = words.pop("flush", "0")
     if flush not in ("0", "1"):
         raise ConfigurationError(f"{text!r}: flush={flush}: 0 or 1")
-    hints = typing.get_type_hints(POLICIES[name])
+    hints = _hints(name)
     keys = dict.fromkeys(word.partition(".")[0] for word in words)
     values = {key: _value(name, key, words, hints.get(key, Any)) for key in keys}
     spec = Spec(name, _without_defaults(name, values), flush == "1")
@@ -124,13 +126,29 @@ def parse(text: str) -> Spec:
     return spec
 
 
+def policy_of(text: str) -> Policy:
+    """The policy of a specification, where nothing is trained to an end.
+
+    Raises:
+        ConfigurationError, ArgumentTypeError: as :func:`parse`; or it says what is done at the end of training.
+    """
+    spec = parse(text)
+    if spec.flush:
+        raise ConfigurationError(
+            f"{text!r}: flush is what ringprune simulate does at the end of training; leave it out"
+        )
+    return spec.policy()
+
+
 @cache
 def renewed(resolved: str) -> str:
     """A resolved specification of an earlier version as it is now.
 
     An argument that it does not name did not exist then, and has its default: new arguments change nothing. What can no
-    longer be read stays as it is.
+    longer be read stays as it is, and what a user's function made: reading a store runs no code of theirs.
     """
+    if is_own(divided(resolved)[0]):
+        return resolved
     try:
         return parse(resolved).resolved
     except RingPruneError:
@@ -139,7 +157,18 @@ def renewed(resolved: str) -> str:
 
 def _parameters(name: str) -> Mapping[str, inspect.Parameter]:
     """Arguments of a policy's function."""
-    return inspect.signature(POLICIES[name]).parameters
+    return inspect.signature(maker(name)).parameters
+
+
+def _hints(name: str) -> Mapping[str, Any]:
+    """Types of a policy's arguments."""
+    try:
+        return typing.get_type_hints(maker(name))
+    except (
+        NameError,
+        TypeError,
+    ) as error:  # of a user's function: of what is imported for checkers alone, or no function
+        raise ConfigurationError(f"policy {name!r}: its annotations cannot be read: {error}") from error
 
 
 def _is_plain(default: Any) -> bool:

@@ -240,9 +240,11 @@ def test_a_trace_and_a_picture(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["none.json"], "No such file"),
-        (["resnet51"], "No such file"),
+        (["resnet51"], "or a file that ends in .json; did you mean resnet50?"),
         (["resnet50", "--rates", "fast"], "fast"),
         (["resnet50", "--methods", "p4"], "p4"),
+        (["resnet50", "--methods", "iwp:flush=1@priority"], "flush is what ringprune simulate does"),
+        (["resnet50", "--methods", "no_such_module:mine"], "no_such_module"),
         (["resnet50", "--ranks", "1"], "at least 2"),
         (["resnet50", "--time-scale", "0"], "above 0"),
         (["resnet50", "--iterations", "-3"], "whole number"),
