@@ -17,6 +17,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rows import method_of, row_of, table_of
 
+from ringprune.readers import above_zero, at_least
+
 HERE = Path(__file__).resolve().parent
 BUILD = HERE.parent / "build"
 POLICIES = ("horovod-fp32", "horovod-fp16", "iwp", "recommended")
@@ -70,11 +72,13 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--np", type=int, default=2, metavar="N", help="ranks (%(default)s)")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="seeds 1 to N (%(default)s)")
+    parser.add_argument("--np", type=at_least(1), default=2, metavar="N", help="ranks (%(default)s)")
+    parser.add_argument("--seeds", type=at_least(1), default=1, metavar="N", help="seeds 1 to N (%(default)s)")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), help="all of them unless given")
-    parser.add_argument("--steps", type=int, help="cut every run to this many steps, to try things")
-    parser.add_argument("--time-limit", type=float, default=300, metavar="SECONDS", help="of each run (%(default)s)")
+    parser.add_argument(
+        "--steps", type=at_least(1), metavar="N", help="cut every run to this many steps, to try things"
+    )
+    parser.add_argument("--time-limit", type=above_zero, default=300, metavar="S", help="seconds of each run (300)")
     parser.add_argument("--out", type=Path, default=BUILD / "demo", metavar="DIR", help="for results (build/demo)")
     parser.add_argument("--logs", type=Path, default=BUILD / "logs", metavar="DIR", help="for logs (build/logs)")
     return parser.parse_args()

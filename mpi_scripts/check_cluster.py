@@ -15,7 +15,7 @@ if str(ROOT) not in sys.path:
 from mpi4py import MPI
 
 from mpi_scripts.cluster_check import findings, links, ranks, report, selection
-from ringprune.readers import picture, target
+from ringprune.readers import above_zero, at_least, picture, share, target
 from ringprune.whole_file import write_json
 
 EPILOG = """\
@@ -98,20 +98,14 @@ def _parsed() -> argparse.Namespace:
         "--json", type=target, metavar="FILE", help="write everything to FILE for programs; - is standard output"
     )
     parser.add_argument("--plot", type=picture, metavar="FILE", help="draw it; .png, .pdf or .svg")
-    parser.add_argument("--seconds", type=float, default=0.3, help="for each measurement of a link (0.3)")
-    parser.add_argument(
-        "--most-pairs", type=int, default=400, help="with more pairs of hosts only some are taken (400)"
-    )
-    parser.add_argument("--entries", type=int, default=5_000_000, help="of the tensor selected from (5,000,000)")
-    parser.add_argument("--density", type=float, default=0.01, help="share selected (0.01)")
+    add = parser.add_argument
+    add("--seconds", type=above_zero, default=0.3, metavar="S", help="for each measurement of a link; 0.3")
+    pairs = "with more pairs of hosts only some are taken; 400"
+    add("--most-pairs", type=at_least(1), default=400, metavar="N", help=pairs)
+    add("--entries", type=at_least(1), default=5_000_000, metavar="N", help="of the tensor selected from; 5e6")
+    add("--density", type=share, default=0.01, metavar="D", help="share selected; 0.01")
     parser.add_argument("--strict", action="store_true", help="exit with 1 where something is wrong")
-    options = parser.parse_args()
-    for name in ("seconds", "entries", "density", "most_pairs"):
-        if getattr(options, name) <= 0:
-            parser.error(f"--{name.replace('_', '-')} has to be above 0")
-    if options.density > 1:
-        parser.error("--density has to be at most 1")
-    return options
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

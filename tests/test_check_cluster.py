@@ -94,3 +94,13 @@ def test_only_rank_0_needs_the_folders(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_json_on_standard_output_is_no_file_of_that_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["check_cluster.py", "--json", "-"])
     assert check_cluster._parsed().json == "-"
+
+
+@pytest.mark.parametrize(
+    "words", [("--seconds", "nan"), ("--entries", "0"), ("--density", "2"), ("--most-pairs", "1.5")]
+)
+def test_numbers_that_cannot_be_are_refused(words: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--seconds nan`` was taken."""
+    monkeypatch.setattr(sys, "argv", ["check_cluster.py", *words])
+    with pytest.raises(SystemExit, match="2"):
+        check_cluster._parsed()

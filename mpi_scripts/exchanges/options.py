@@ -11,7 +11,7 @@ from exchanges.choice import COMMUNICATORS, FORMATS, Choice
 from exchanges.methods import DEFAULTS, METHODS, OURS, Unknown, named
 from exchanges.words import link_rate, listed
 from ringprune.policies import POLICIES
-from ringprune.readers import at_least, picture, share, target
+from ringprune.readers import above_zero, at_least, picture, share, target
 
 __all__ = ["SECONDS", "choice_of", "parsed"]
 
@@ -135,10 +135,14 @@ def _parser() -> argparse.ArgumentParser:
     how = parser.add_argument_group("how")
     how.add_argument("--steps", type=at_least(1), default=5, metavar="N", help="steps that are timed; 5")
     how.add_argument("--warmup", type=at_least(1), default=2, metavar="N", help="steps before them; 2")
-    how.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, gradients and roots; 0")
-    how.add_argument("--time-limit", type=float, default=SECONDS, metavar="S", help="seconds for each job; 600")
+    how.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="of weights, gradients and roots; 0")
+    how.add_argument("--time-limit", type=above_zero, default=SECONDS, metavar="S", help="seconds for each job; 600")
     how.add_argument(
-        "--within", type=float, default=math.inf, metavar="S", help="begin no job later than this, and end the last one"
+        "--within",
+        type=above_zero,
+        default=math.inf,
+        metavar="S",
+        help="begin no job later than this, and end the last one",
     )
     results = parser.add_argument_group("results")
     results.add_argument(

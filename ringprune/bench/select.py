@@ -71,7 +71,7 @@ def add_command(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     length.add_argument(
         "--quick", action="store_true", help="1e5 entries at 1 %%, 5 repetitions, no resnet50 unless named"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, gradients and order; 0")
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="of weights, gradients and order; 0")
     parser.add_argument(
         "--allow-reference", action="store_true", help="measure even where the ops run in torch, not compiled"
     )

@@ -25,6 +25,9 @@ __all__ = ["SimulatedCommunicator", "simulate"]
 
 T = TypeVar("T")
 
+SECONDS_TO_END = 5.0
+"""That a rank has, after Ctrl-C, to come to its next collective."""
+
 
 def simulate(
     world_size: int,
@@ -68,8 +71,12 @@ def simulate(
         for thread in threads:
             thread.start()
         _join(group, threads)
+    except KeyboardInterrupt:
+        group.stop("the simulation was stopped")
+        _end(threads)
+        raise
     finally:
-        group.stop("the simulation was stopped")  # frees threads that still wait, for example after Ctrl-C
+        group.stop("the simulation was stopped")  # frees threads that still wait
     if group.errors:
         raise _first_error(group)
     group.check_complete()
@@ -154,6 +161,14 @@ def _join(group: Group, threads: list[threading.Thread]) -> None:
             thread.join(0.1)
             if group.errors and deadline is None and group.timeout is not None:
                 deadline = time.monotonic() + group.timeout
+
+
+def _end(threads: list[threading.Thread]) -> None:
+    """Wait a while for threads that have been stopped: one that computes as Python ends aborts the process."""
+    deadline = time.monotonic() + SECONDS_TO_END
+    for thread in threads:
+        if thread.is_alive():
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _first_error(group: Group) -> BaseException:

@@ -85,7 +85,9 @@ def _run(options: argparse.Namespace) -> int:
     store = Store(options.store)
     status = progress(make_runs(partial(_plan, keys), store, options.jobs), options.jobs)
     records = store.records()
-    print(plain(*log((records[key.digest] for key in dict.fromkeys(keys) if key.digest in records), probes=True)))
+    made = [records[key.digest] for key in dict.fromkeys(keys) if key.digest in records]
+    if made:
+        print(plain(*log(made, probes=True)))
     return status
 
 

@@ -1,5 +1,6 @@
 """What goes wrong on simulated ranks: everybody is told, by name, and nobody is left waiting."""
 
+import signal
 import threading
 import time
 from typing import Any
@@ -266,3 +267,19 @@ def test_hooks_of_a_rank_run_in_its_own_thread() -> None:
     # What is no longer multithreaded runs in the thread that calls backward(), on any device.
     assert simulate(2, lambda comm: torch._C._is_multithreading_enabled()) == [False, False]
     assert torch._C._is_multithreading_enabled()
+
+
+def test_threads_have_ended_when_ctrl_c_is_raised() -> None:
+    """One that was computing as the interpreter exited aborted the process."""
+
+    def rank(comm: SimulatedCommunicator) -> None:
+        if comm.rank == 0:
+            signal.raise_signal(signal.SIGINT)
+        for step in range(1000):
+            time.sleep(0.3)  # computes
+            comm.allreduce(torch.ones(1), name=str(step)).wait()
+
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt):
+        simulate(2, rank)
+    assert set(threading.enumerate()) <= before

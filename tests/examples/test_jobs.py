@@ -121,3 +121,12 @@ def test_learning_rate_rises_and_falls() -> None:
     assert [factor(0), factor(9), factor(10)] == [0.1, 1.0, 1.0]
     assert factor(55) == pytest.approx(0.5)
     assert factor(99) < 0.001
+
+
+@pytest.mark.parametrize("words", [("--np", "0"), ("--seeds", "0"), ("--steps", "-1"), ("--time-limit", "0")])
+def test_the_demo_refuses_numbers_that_cannot_be(words: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--seeds 0`` ended in an IndexError, ``--steps -1`` in the trouble of every job."""
+    demo = pytest.importorskip("demo")
+    monkeypatch.setattr(sys, "argv", ["demo.py", *words])
+    with pytest.raises(SystemExit, match="2"):
+        demo.arguments()

@@ -39,6 +39,9 @@ def complaint(capsys: pytest.CaptureFixture[str], *arguments: str, inside: bool 
         (["--peer", "mine"], "MODULE:FUNCTION"),
         (["--methods", "peer"], "--peer MODULE:FUNCTION is missing"),
         (["--plot", "rows.doc"], "ends in .png, .pdf, .svg"),
+        (["--time-limit", "-3"], "above 0"),
+        (["--within", "nan"], "above 0"),
+        (["--seed", "-1"], "at least 0"),
         (["--json", "no/such/folder/rows.json"], "a folder that exists"),
     ],
 )
