@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ringprune as rp
+from ringprune import wire
 from tests.training import batches, loss_of, make_model, run, same_bytes, sgd, weights, wrap
 
 
@@ -385,3 +386,40 @@ def test_rows_alone_load_on_any_rank() -> None:
     saved: list[dict[str, Any]] = []
     saved = rp.simulate(4, rank)
     rp.simulate(2, rank)
+
+
+@pytest.mark.parametrize(
+    "policy", [rp.IWP(0.1, local_steps=1), rp.MIPD(density=0.1, local_steps=1)], ids=["iwp", "mipd"]
+)
+@pytest.mark.parametrize("hierarchical", [False, True])
+def test_a_checkpoint_mends_an_exchange_of_which_a_message_was_damaged(
+    hierarchical: bool, policy: rp.Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loaded, the exchange raised the old error at each of its steps again, for ever."""
+    decode, bad = wire.IndexCode.decode, {"now": False}
+
+    def damaged(code: Any, message: Tensor, *, name: str) -> Tensor:
+        if bad["now"]:
+            raise rp.CommunicatorError(f"{name}: it is damaged")
+        return decode(code, message, name=name)
+
+    monkeypatch.setattr(wire.IndexCode, "decode", damaged)
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, policy, bucket_bytes=13_000, hierarchical=hierarchical)
+        run(model, optimizer, comm.rank, 4)
+        saved = copy.deepcopy(optimizer.state_dict())
+        run(model, optimizer, comm.rank, 3, 4)
+        wanted = weights(model)
+        comm.barrier(name="from here on messages arrive damaged")
+        bad["now"] = True
+        with pytest.raises(rp.CommunicatorError):
+            run(model, optimizer, comm.rank, 1, 7)
+        comm.barrier(name="no longer")
+        bad["now"] = False
+        optimizer.load_state_dict(saved)
+        run(model, optimizer, comm.rank, 3, 4)
+        assert same_bytes(weights(model), wanted)
+
+    rp.simulate(4, rank, ranks_per_node=2, timeout=30)

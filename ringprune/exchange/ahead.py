@@ -56,6 +56,7 @@ class AheadLane(PackedLane):
 
     def resumed(self, *, flushed: bool) -> None:
         """The state is that of a checkpoint."""
+        super().resumed(flushed=flushed)
         if flushed:
             self._empty.fill_(1)
 

@@ -392,5 +392,7 @@ class Exchange:
         """The state was overwritten from a checkpoint made after ``step`` exchanges; check again before going on."""
         self.forget()
         self.step, self.checked, self.alike, self.damage.torn = step, False, False, False
+        self._error = self._setting.failure = None
+        self._turns.clear()
         for lane in self._lanes:
             lane.resumed(flushed=flushed or not step)

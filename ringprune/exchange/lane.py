@@ -157,8 +157,12 @@ class Lane(ABC):
     def forget(self) -> None:  # noqa: B027 - most lanes have begun nothing
         """Forget what was begun ahead; on all ranks."""
 
-    def resumed(self, *, flushed: bool) -> None:  # noqa: B027 - most lanes have it in their state
-        """The state is that of a checkpoint; ``flushed``: of no step yet, or all was sent after the last one."""
+    def resumed(self, *, flushed: bool) -> None:
+        """The state is that of a checkpoint; ``flushed``: of no step yet, or all was sent after the last one.
+
+        What was under way in an exchange that was broken off is forgotten, and not waited for: maybe it never comes.
+        """
+        self._turns, self._waiting, self._reduction, self.over = iter(()), None, None, True
 
     def arrive(self) -> None:  # noqa: B027 - most lanes have nothing under way then
         """After :meth:`finish` of all lanes: wait for what that has started."""

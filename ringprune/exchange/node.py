@@ -124,6 +124,7 @@ class NodeLane(Lane):
 
     def resumed(self, *, flushed: bool) -> None:
         """As the lane between the nodes."""
+        super().resumed(flushed=flushed)
         if self.between is not None:
             self.between.resumed(flushed=flushed)
 

@@ -268,6 +268,13 @@ class PackedLane(KeptLane):
         if self._smoothing is not None:
             self._smoothing.age.zero_()  # nothing is left over of any step
 
+    def resumed(self, *, flushed: bool) -> None:
+        """The state is that of a checkpoint."""
+        super().resumed(flushed=flushed)
+        for beside in (self.watch, self._relevance):
+            if beside is not None:
+                beside.forget()
+
     def forget(self) -> None:
         """The state may have been overwritten: what was derived from it is derived again."""
         if self._core is not None:

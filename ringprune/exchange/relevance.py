@@ -62,6 +62,10 @@ class Relevance:
             self._handle.wait()
             self._handle = None
 
+    def forget(self) -> None:
+        """Forget what is under way."""
+        self._handle = None
+
     def commit(self) -> None:
         """The step was made: what was read at it holds from now on."""
         if self._handle is not None:

@@ -60,6 +60,11 @@ class SummingLane(PackedLane, Generic[Sum]):
         """Where no turn is left: whether :meth:`finish` would not wait."""
         return super().reduced() and (self._sum is None or self._sum.done())
 
+    def resumed(self, *, flushed: bool) -> None:
+        """The state is that of a checkpoint."""
+        super().resumed(flushed=flushed)
+        self._sum = None
+
     def abandon(self) -> None:
         """Wait for the last messages and forget them; the state is as it was before."""
         summed, self._sum = self._sum, None

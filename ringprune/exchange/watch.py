@@ -120,6 +120,10 @@ class Watch:
             self._parts.drain()
         if self._check is not None:
             self._check.wait()
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what is under way."""
         self._parts = self._check = None
 
     # -- judging ------------------------------------------------------------------------------------------------------
