@@ -5,6 +5,7 @@ The one file that imports mpi4py. The import starts MPI unless something else ha
 
 import atexit
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -48,19 +49,74 @@ SUMMED = {
 # What is only moved travels as integers of its width, so every dtype can be.
 MOVED = {1: MPI.BYTE, 2: MPI.INT16_T, 4: MPI.INT32_T, 8: MPI.INT64_T, 16: MPI.C_DOUBLE_COMPLEX}
 
-_closed: list[MPI.Comm] = []
-"""Duplicates that nobody uses any more; freed when the next one is made.
 
-Not at once: Horovod, where it has started MPI, shuts it down from a thread of its own as soon as any rank's program
-ends, and a rank that is in a call of MPI at that moment crashes. So the last close() of a program calls nothing.
-"""
+class _Duplicate:
+    """A duplicate that a communicator works on, and others after it.
+
+    None is freed: MPI does that on all ranks together, while a wrapper is closed by one rank, or collected by Python.
+    Nor would that be safe at a program's end: Horovod, where it has started MPI, shuts it down from a thread of its own
+    as soon as any rank's program ends, and a rank that is in a call of MPI at that moment crashes.
+
+    Args:
+        mpi: the duplicate.
+        number: of all that a rank has another one each; the same on all ranks of this one.
+
+    Attributes:
+        started: how many collectives were.
+        waiter: waits for them, and holds what MPI reads and writes meanwhile.
+        left: nobody works on it.
+    """
+
+    def __init__(self, mpi: MPI.Comm, number: int) -> None:
+        self.mpi, self.number, self.started, self.left = mpi, number, 0, False
+        self.waiter: Waiter | None = None
+
+    def leave(self) -> None:
+        """Nobody works on it any more, on this rank."""
+        self.left = True
+
+    def serves(self, original: MPI.Comm) -> bool:
+        """Whether it may serve as one of ``original``, as far as this rank knows."""
+        over = self.left and (self.waiter is None or self.waiter.has_ended_well())
+        return over and MPI.Comm.Compare(self.mpi, original) == MPI.CONGRUENT
+
+
+_duplicates: list[_Duplicate] = []
+
+
+def _duplicate_of(original: MPI.Comm) -> _Duplicate:
+    """One that nobody works on any more on any rank, or a new one; all ranks call this."""
+    spare = {each.number: each for each in _duplicates if each.serves(original)}
+    highest = _duplicates[-1].number if _duplicates else 0
+    told = original.allgather((highest, {number: each.started for number, each in spare.items()}))
+    # One on which a rank has started more than another may have a message left over.
+    common = set.intersection(*(set(started.items()) for _, started in told))
+    if common:
+        number, _ = min(common)
+        spare[number].left = False
+        return spare[number]
+    _duplicates.append(_Duplicate(original.Dup(), 1 + max(number for number, _ in told)))
+    return _duplicates[-1]
+
+
+@atexit.register  # mpi4py shuts MPI down later, at its own exit
+def _let_all_end() -> None:
+    for each in _duplicates:
+        _let_end(each.waiter)
+
+
+def _let_end(waiter: Waiter | None) -> None:
+    """Let what is under way end: MPI must not be shut down, nor memory be given back, in the middle of it."""
+    if waiter is not None and not MPI.Is_finalized():
+        waiter.finish_all(LAST_SECONDS)
 
 
 class MpiCommunicator(CheckedCommunicator):
     """All ranks of an MPI communicator; tensors in CPU memory, those of GPUs copied there and back (staging.py).
 
     Args:
-        communicator: an ``mpi4py.MPI.Comm`` to duplicate; None is ``COMM_WORLD``. Making the duplicate is collective.
+        communicator: an ``mpi4py.MPI.Comm`` to duplicate; None is ``COMM_WORLD``. Making the duplicate is collective;
+            one that was made of the same ranks before, and is in use no more, serves again.
         timeout: seconds that a rank may wait in one collective; None is no limit.
         cuda_aware: this MPI takes addresses in the memory of GPUs: hand it those instead of copies. An MPI that cannot
             ends the process on them, so nobody guesses it.
@@ -75,17 +131,16 @@ class MpiCommunicator(CheckedCommunicator):
         original = MPI.COMM_WORLD if communicator is None else communicator
         if original == MPI.COMM_NULL:
             raise ConfigurationError('connect("mpi"): this rank is not part of the communicator given')
-        while _closed:
-            _closed.pop().Free()
         # On a duplicate our messages cannot meet those of the script or of another library.
-        self._mpi = original.Dup()
+        self._own = _duplicate_of(original)
+        self._mpi = self._own.mpi
         self._mpi.Set_errhandler(MPI.ERRORS_RETURN)
         super().__init__(self._mpi.Get_rank(), self._mpi.Get_size())
-        self._waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (MPI.Exception,), LONGEST_PAUSE)
+        self._waiter = self._own.waiter = Waiter(self.rank, timeout, EAGER_SECONDS, (MPI.Exception,), LONGEST_PAUSE)
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE  # others may call MPI from theirs
         self._cuda_aware = flag("cuda_aware", cuda_aware)
         self._staging = Staging(self._request, CudaCopies())
-        atexit.register(self._end)  # mpi4py shuts MPI down later, at its own exit
+        weakref.finalize(self, self._own.leave).atexit = False
         _abort_after_uncaught_errors()
 
     def _meet(self, call: Call, token: Tensor) -> None:
@@ -128,7 +183,9 @@ class MpiCommunicator(CheckedCommunicator):
             "shift": self._shift,
             "barrier": self._shift,
         }
-        return starters[call.op](call, tensor, into)
+        requests = starters[call.op](call, tensor, into)
+        self._own.started += 1
+        return requests
 
     def _broadcast(self, call: Call, tensor: Tensor, into: Tensor) -> list[MPI.Request]:
         return [self._mpi.Ibcast(_moved(tensor), root=call.root or 0)]
@@ -198,14 +255,14 @@ class MpiCommunicator(CheckedCommunicator):
         return MpiCommunicator(self._mpi, self._waiter.timeout, self._cuda_aware)
 
     def _release(self) -> None:
-        atexit.unregister(self._end)
-        self._end()
-        _closed.append(self._mpi)
+        _let_end(self._waiter)
+        self.leave()
 
-    def _end(self) -> None:
-        """Let what is under way end: MPI must not be shut down, nor memory be given back, in the middle of it."""
-        if not MPI.Is_finalized():
-            self._waiter.finish_all(LAST_SECONDS)
+    def leave(self) -> None:
+        """Close: the next communicator of the same ranks may have the duplicate, once all of them have left it."""
+        super().leave()
+        self._closed = True
+        self._own.leave()
 
 
 def _memory(tensor: Tensor) -> MPI.buffer:

@@ -108,6 +108,10 @@ class Waiter:
         """Whether a collective is under way that the library may still work on."""
         return any(not handle.is_over() for handle in self._under_way)
 
+    def has_ended_well(self) -> bool:
+        """Whether the library is through with all that was started, and none of it has failed."""
+        return all(handle.is_over() and handle.failure is None for handle in self._under_way)
+
     def failed(self, call: Call, error: Exception) -> CommunicatorError:
         """What to raise for the library's ``error``."""
         hint = ""

@@ -1,5 +1,6 @@
 """A job for what only the mpi communicator promises."""
 
+import gc
 import random
 import time
 from collections.abc import Callable
@@ -125,6 +126,56 @@ def order_holds_whatever_copies_take(comm: Communicator) -> None:
     mixed.close()
 
 
+def what_all_ranks_have_left_serves_again(comm: Communicator) -> None:
+    """Each wrapper kept 10 KB for ever, with hierarchical=True 20, whether it was closed or collected."""
+
+    def made() -> int:
+        gc.collect()
+        return len(ringprune.comm.mpi._duplicates)
+
+    for let_go in (MpiCommunicator.leave, MpiCommunicator.close, lambda left: None):
+        numbers = []
+        for _ in range(3):
+            other = MpiCommunicator()
+            other.divide()
+            assert other.allreduce(torch.ones(1), name="a").wait() == comm.size
+            let_go(other)
+            del other
+            numbers.append(made())
+        assert numbers[1:] == numbers[:1] * 2
+
+
+def what_some_ranks_still_have_does_not(comm: Communicator) -> None:
+    kept = MpiCommunicator()
+    own = kept._own
+    if comm.rank:
+        kept.leave()
+    other = MpiCommunicator()
+    assert other._own is not own
+    kept.close()
+    other.close()
+    others = [MpiCommunicator() for _ in range(2)]
+    assert own in [each._own for each in others]
+    for each in others:
+        each.close()
+
+
+def nor_what_may_have_a_message_left(comm: Communicator) -> None:
+    """Rank 0 has sent it and is through; who takes over would get it in place of another."""
+    torn = MpiCommunicator()
+    own = torn._own
+    if comm.rank == 0:
+        torn.broadcast(torch.ones(1), 0, name="b").wait()
+    torn.leave()
+    for _ in range(2):
+        other = MpiCommunicator()
+        assert other._own is not own
+        assert other.broadcast(torch.full((1,), comm.rank), 1, name="c").wait() == 1
+        other.close()
+    with pytest.raises(UsageError, match="has been closed"):
+        torn.broadcast(torch.ones(1), 0, name="b")
+
+
 if __name__ == "__main__":
     comm = start("mpi")
     for each in (
@@ -137,6 +188,9 @@ if __name__ == "__main__":
         no_communicator_is_a_group_seen_from_outside,
         errors_of_mpi_name_the_collective,
         order_holds_whatever_copies_take,
+        what_all_ranks_have_left_serves_again,
+        what_some_ranks_still_have_does_not,
+        nor_what_may_have_a_message_left,
     ):
         check_together("mpi", each.__name__, partial(each, comm))
     copied = staged(comm, lambda tensor: True)
