@@ -163,9 +163,22 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
     """What exchanges under the policy; ``statistics`` are those of BatchNorm layers, averaged with local steps.
 
     Raises:
-        ConfigurationError: updates cannot be summed.
+        ConfigurationError: updates cannot be summed, or what the optimizer has cannot go with the policy; says why.
     """
     _tell_of_nothing(parts)
+    _check_embeddings(parts)
+    if parts.policy.local_steps is not None:
+        _check_local_steps(parts)
+        _let_rest(parts.inner)
+        return UpdateMode(parts, statistics)
+    _check_grad_dtypes(parts)
+    if parts.sliced is None:
+        return GradientMode(parts)
+    _check_halves(parts)
+    return PriorityMode(parts)
+
+
+def _check_embeddings(parts: Parts) -> None:
     if parts.embeddings and (kind := type(parts.inner).__name__) in DENSE_ONLY:
         raise ConfigurationError(
             f"optimizer={kind} takes no sparse gradients; {next(iter(parts.embeddings))!r} is a ShardedEmbedding's: "
@@ -179,19 +192,22 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
         raise ConfigurationError(
             f"the wrapper {asked} gradients, and the table of {wrong[0]!r} does not: ShardedEmbedding(average=...)"
         )
-    if parts.policy.local_steps is not None:
-        if parts.embeddings and parts.scale.enabled:
-            raise ConfigurationError(
-                "local_steps (policy='iwp' has them) with a scaler and a ShardedEmbedding: ranks scale their losses by "
-                "themselves, and gradients of rows are summed over them. Train in bfloat16, without a scaler"
-            )
-        if not parts.settings.mean.average:
-            raise ConfigurationError(
-                "op=Sum with local_steps (policy='iwp' has them): what the ranks' weights have moved by is averaged. "
-                "Exchange gradients: policy=ringprune.IWP()"
-            )
-        _let_rest(parts.inner)
-        return UpdateMode(parts, statistics)
+
+
+def _check_local_steps(parts: Parts) -> None:
+    if parts.embeddings and parts.scale.enabled:
+        raise ConfigurationError(
+            "local_steps (policy='iwp' has them) with a scaler and a ShardedEmbedding: ranks scale their losses by "
+            "themselves, and gradients of rows are summed over them. Train in bfloat16, without a scaler"
+        )
+    if not parts.settings.mean.average:
+        raise ConfigurationError(
+            "op=Sum with local_steps (policy='iwp' has them): what the ranks' weights have moved by is averaged. "
+            "Exchange gradients: policy=ringprune.IWP()"
+        )
+
+
+def _check_grad_dtypes(parts: Parts) -> None:
     for spec, param in zip(parts.specs, parts.params, strict=True):
         dtype = getattr(param, "grad_dtype", None)  # torch has it since 2.10; None takes any
         if dtype not in (None, spec.dtype):
@@ -199,10 +215,6 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
                 f"parameter {spec.name!r} is {spec.dtype} with a grad_dtype of {dtype}: averages of gradients come in "
                 "the parameter's dtype. Leave grad_dtype as it is, or make local steps (local_steps=)"
             )
-    if parts.sliced is None:
-        return GradientMode(parts)
-    _check_halves(parts)
-    return PriorityMode(parts)
 
 
 def _tell_of_nothing(parts: Parts) -> None:
