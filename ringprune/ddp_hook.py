@@ -353,7 +353,7 @@ class DDPHook:
     def _selection(self) -> dict[str, int]:
         """The counts of all exchanges: each change of DDP's buckets has begun another one."""
         assert self._exchange is not None
-        return {name: count + self._tally.get(name, 0) for name, count in self._exchange.tally().items()}
+        return {name: count + self._tally.get(name, 0) for name, count in self._exchange.accounts.tally().items()}
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank keeps back, by parameter name; empty before the first backward pass."""

@@ -315,7 +315,7 @@ class GradientMode(Mode):
         """
         if self._momentum is not None:
             self._give_back(velocities)
-        self.metrics.divide_anew(self.exchange.bytes_by_parameter())
+        self.metrics.divide_anew(self.exchange.accounts.bytes_by_parameter())
         self.close()
 
     def _give_back(self, velocities: Mapping[str, Tensor]) -> None:

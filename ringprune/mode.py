@@ -137,15 +137,8 @@ class Mode(ABC):
 
     def stats(self) -> dict[str, Any]:
         """All that is counted, as plain numbers."""
-        return self.metrics.stats() | {
-            "selection": self.exchange.tally(),
-            "reduction": self.exchange.ring.reason,
-            "guard": self.exchange.guarded(),
-            "rows": self.exchange.ways(),
-            "parameters": self.exchange.bytes_by_parameter(),
-            "embeddings": {name: embedding.stats() for name, embedding in self.embeddings.items()},
-            "auto": {},
-        }
+        embeddings = {name: embedding.stats() for name, embedding in self.embeddings.items()}
+        return self.metrics.stats() | self.exchange.accounts.stats() | {"embeddings": embeddings, "auto": {}}
 
     @property
     def updated(self) -> list[Tensor]:

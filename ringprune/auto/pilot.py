@@ -157,7 +157,7 @@ class Pilot:
             )
         policy = packing(self._policies[chosen], packed)
         before = old, *_ = self.mode, self.chosen, self._policy
-        self.mode.metrics.divide_anew(old.exchange.bytes_by_parameter())
+        self.mode.metrics.divide_anew(old.exchange.accounts.bytes_by_parameter())
         old.backward.close()
         try:
             # Of a candidate that has made no exchange yet, the next one is the first all the same.

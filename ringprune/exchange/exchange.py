@@ -1,6 +1,5 @@
 """Runs the lanes of all buckets in one order on every rank, and makes a step of all or of none."""
 
-import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -10,16 +9,14 @@ from torch import Tensor
 from ringprune import ops
 from ringprune.comm.communicator import CPU, Communicator, Nodes
 from ringprune.errors import RingPruneError
+from ringprune.exchange.accounts import Accounts
 from ringprune.exchange.kept import KeptLane
 from ringprune.exchange.lane import Lane, Setting
 from ringprune.exchange.lanes import exchanging, kind_of, lane_of, longest_sum
-from ringprune.exchange.packed import PackedLane
 from ringprune.exchange.rotation import Rotation
-from ringprune.exchange.rows import RowsLane
 from ringprune.exchange.start_check import check_place, check_start
-from ringprune.exchange.watch import Watch
 from ringprune.guard import Guard
-from ringprune.metrics import Content, Metrics
+from ringprune.metrics import Metrics
 from ringprune.plan import Plan
 from ringprune.policies.policy import Policy
 from ringprune.reduction import Mean, RingChoice, choose_ring
@@ -30,8 +27,6 @@ __all__ = ["Exchange"]
 
 PER_TENSOR = ("rms", "relevance", "guard", "overlap", "empty")
 """What is kept of a tensor as a whole; all else has its shape."""
-
-_log = logging.getLogger("ringprune")
 
 
 class Exchange:
@@ -59,6 +54,7 @@ class Exchange:
         first: as given.
         step: exchanges made, by another one too; the counter behind roots, exploration and warm-up.
         damage: what was broken off.
+        accounts: what it has sent and found, for people.
         checked: whether all ranks are known to have started alike; until then :meth:`begin` waits for the others.
     """
 
@@ -88,6 +84,7 @@ class Exchange:
         self.damage = self._setting.damage
         self._keeps = [issubclass(kind_of(bucket, policy), KeptLane) for bucket in plan.buckets]
         self._lanes = [lane_of(bucket, self._setting, nodes) for bucket in plan.buckets]
+        self.accounts = Accounts(plan, self._setting, self._lanes)
         self._turns: deque[Lane] = deque()
         self._error: RingPruneError | None = None
         # Steps of our ring match by their order; with a schedule buckets are waited for in any.
@@ -209,26 +206,9 @@ class Exchange:
             lane.check()
         for lane in self._lanes:
             lane.settle()
-        self._report()
+        self.accounts.report(self.step + 1)
         self.step, self.damage.torn = self.step + 1, False
         self._setting.metrics.exchanged()
-
-    def _report(self) -> None:
-        """Say which tensors are sent whole from now on, why, and what that costs; once, on rank 0."""
-        for watch in self._watches():
-            news, watch.news = watch.news, []
-            for member in news if self._setting.comm.rank == 0 else ():
-                name = self._plan.params[member].name
-                sent = self.bytes_by_parameter()[name]
-                cost = (sent["values"] + sent["indices"]) / (self.step + 1)
-                _log.warning("%r is sent whole from now on: %s", name, watch.reason(member, cost))
-
-    def _watches(self) -> list[Watch]:
-        return [each.watch for each in map(exchanging, self._lanes) if isinstance(each, PackedLane) and each.watch]
-
-    def guarded(self) -> dict[str, dict[str, float]]:
-        """What a guard has found of each packed tensor at its last check, and whether it is sent whole."""
-        return {self._plan.params[i].name: told for watch in self._watches() for i, told in watch.told().items()}
 
     def abandon(self) -> None:
         """The step is not made: wait for what is under way and forget it; residual and velocity are as before."""
@@ -307,7 +287,7 @@ class Exchange:
 
     def drop(self) -> None:
         """Let go of all state."""
-        self._lanes = []
+        self._lanes.clear()
 
     def velocities(self) -> dict[str, Tensor]:
         """The mean over the ranks of each packed tensor's velocity, float32, by name; all ranks call this."""
@@ -341,43 +321,6 @@ class Exchange:
         """The index set of each packed bucket's last exchange, by a name for it; None where this rank holds none."""
         lanes = [exchanging(lane) for lane in self._lanes if lane.bucket.route == "packed"]
         return {f"the index set of bucket {lane.bucket.index}": getattr(lane, "agreed", None) for lane in lanes}
-
-    @property
-    def ring(self) -> RingChoice:
-        """Who sums float32 values, and why."""
-        return self._setting.ring
-
-    def tally(self) -> dict[str, int]:
-        """How selection went on this rank: see :class:`ringprune.ops.Hints`."""
-        total = dict.fromkeys(ops.TALLY, 0)
-        for lane in map(exchanging, self._lanes):
-            if isinstance(lane, PackedLane):
-                total = {name: total[name] + count for name, count in lane.residual.hints.counts().items()}
-        return total
-
-    def ways(self) -> dict[str, dict[str, int]]:
-        """How many steps the rows of each table have gone each way."""
-        lanes = [lane for lane in self._lanes if isinstance(lane, RowsLane)]
-        return {self._plan.params[lane.bucket.members[0]].name: dict(lane.taken) for lane in lanes}
-
-    def bytes_by_parameter(self) -> dict[str, dict[Content, float]]:
-        """Bytes sent of each parameter, by content; they add up to those of all, less statistics of BatchNorm.
-
-        A bucket's bytes are divided by the entries that were sent of its tensors, dense ones by all, headers evenly.
-        """
-        metrics, params = self._setting.metrics, self._plan.params
-        shares: dict[str, dict[Content, float]] = {spec.name: metrics.of_parameter(spec.name) for spec in params}
-        for lane in map(exchanging, self._lanes):
-            sent = lane.sent.tolist() if isinstance(lane, KeptLane) else lane.bucket.numels
-            for member, part in zip(lane.bucket.members, sent, strict=True):
-                for content, total in metrics.of_bucket(lane.bucket.index).items():
-                    numels = content == "dense" or not sum(sent)
-                    whole = lane.bucket.numel if numels else sum(sent)
-                    share = params[member].numel if numels else part
-                    shares[params[member].name][content] += total * share / max(1, whole)
-        for share in shares.values():
-            share["headers"] = metrics.headers / len(params)
-        return shares
 
     def state(self) -> dict[str, dict[str, Tensor]]:
         """What must be saved of each parameter that keeps something, as views by name and kind."""
