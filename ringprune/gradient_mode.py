@@ -69,7 +69,8 @@ class GradientMode(Mode):
     def _excess(self, name: str) -> None:
         self._verdict.note_fault(
             f"parameter {name!r} got more gradients than backward_passes_per_step={self.backward.passes} before "
-            "step(); raise it to accumulate over more backward passes"
+            "step(); raise it to accumulate over more backward passes. Where torch.utils.checkpoint has a layer twice, "
+            "give it use_reentrant=False"
         )
 
     def _open_step(self) -> None:

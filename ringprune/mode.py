@@ -4,6 +4,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from ringprune.drift import Drift
 from ringprune.errors import UsageError
 from ringprune.exchange import Exchange
 from ringprune.metrics import Metrics
+from ringprune.ops.checks import FLOATS_AND_DOUBLE
 from ringprune.other_wrappers import Others
 from ringprune.parts import Parts
 from ringprune.strangers import MOVED, Strangers
@@ -26,6 +28,10 @@ __all__ = ["Mode"]
 _LEFT_OUT = (
     "; to leave a batch out, decide before backward(), and call zero_grad() and step() without it; after an error in "
     "backward() call synchronize() first, on all ranks"
+)
+
+_OWN_GRADIENTS = (
+    "call step(), or zero_grad(), which with local_steps throws a backward pass away, as a GAN's other loss"
 )
 
 _log = logging.getLogger("ringprune")
@@ -76,6 +82,7 @@ class Mode(ABC):
             nodes=nodes,
             guard=settings.guard,
             first=parts.first,
+            besides=tuple if parts.policy.local_steps else partial(_held, parts.inner, parts.params),
         )
         self._drift = Drift(settings.check_every, comm, self.metrics)
         self._open = False
@@ -271,6 +278,8 @@ class Mode(ABC):
         """
         if self.backward.touched or self._open:
             self.exchange.damage.check_together()  # then nothing that the hints advise helps
+            if self._policy.local_steps is not None and not self._open:
+                raise UsageError(f"{call} after backward() and before step(): {_OWN_GRADIENTS}")
             hint = _LEFT_OUT if call.startswith("zero_grad") else ""
             raise UsageError(
                 f"{call} after backward() and before step() or synchronize(): an exchange is under way{hint}"
@@ -310,3 +319,14 @@ class Mode(ABC):
 
 def _entries(grad: Tensor) -> Tensor:
     return grad._values() if grad.is_sparse else grad  # not coalesced: NaN is NaN in any order
+
+
+def _held(optimizer: torch.optim.Optimizer, params: Sequence[Tensor]) -> list[Tensor]:
+    """What an optimizer keeps of ``params``: steps on averages are the same on all ranks only if that is."""
+    states = [optimizer.state.get(param, {}) for param in params]
+    held = [state[name] for state in states for name in sorted(state, key=str)]
+    return [each for each in held if torch.is_tensor(each) and _is_summed(each, params[0].device)]
+
+
+def _is_summed(tensor: Tensor, device: torch.device) -> bool:
+    return tensor.device == device and tensor.layout == torch.strided and tensor.dtype in FLOATS_AND_DOUBLE

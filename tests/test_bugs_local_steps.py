@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import ringprune as rp
-from tests.training import batches, loss_of, make_model, plain_sgd, run, same_bytes, weights, wrap
+from tests.training import adamw, batches, loss_of, make_model, plain_sgd, run, same_bytes, sgd, weights, wrap
 
 H = 2
 
@@ -345,3 +345,47 @@ def test_gradients_of_another_dtype_than_the_parameter_s_are_refused_but_for_loc
         wrap(model, comm, rp.Dense(local_steps=H))
 
     rp.simulate(1, rank)
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_momentum_of_local_steps_is_not_taken_for_one_that_all_share(make: Any) -> None:
+    """A script that went from local steps to gradients, flushed and closed, had ranks that drifted apart for good."""
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = make_model()
+        inner = make(model.parameters())
+
+        def wrapped(policy: rp.Policy) -> rp.DistributedOptimizer:
+            return rp.DistributedOptimizer(inner, model.named_parameters(), policy=policy, comm=comm)
+
+        optimizer = wrapped(rp.Dense(local_steps=H))
+        run(model, optimizer, comm.rank, 3)
+        optimizer.flush()
+        optimizer.close()
+        optimizer = wrapped(rp.Dense())
+        with pytest.raises(rp.RankMismatchError, match="After local steps each rank has its own"):
+            run(model, optimizer, comm.rank, 1)
+        optimizer.zero_grad()
+        names = [(number, name) for number, state in enumerate(inner.state.values()) for name in state]
+        held = list(inner.state.values())
+        rp.broadcast_parameters([(f"{number} {name}", held[number][name]) for number, name in names], comm=comm)
+        run(model, optimizer, comm.rank, 3)
+        return weights(model)
+
+    assert same_bytes(*rp.simulate(2, rank))
+
+
+def test_a_flush_after_the_pass_of_another_loss_says_what_to_do() -> None:
+    """A generator's loss had reached the discriminator's parameters: an exchange was said to be under way."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.Dense(local_steps=H))
+        run(model, optimizer, comm.rank, 3)
+        loss_of(model, next(batches(comm.rank, 1))).backward()
+        with pytest.raises(rp.UsageError, match=r"flush\(\) after backward\(\) .*call step\(\), or zero_grad\(\)"):
+            optimizer.flush()
+        optimizer.zero_grad()
+        optimizer.flush()
+
+    rp.simulate(2, rank)

@@ -396,8 +396,8 @@ def test_bytes_between_nodes_are_those_of_so_many_ranks(size: int, per_node: int
     for number, stats in enumerate(on_nodes(size, per_node, lambda comm: rank(comm, hierarchical=True))):
         first = number % per_node == 0
         assert [stats[key] for key in counted] == [flat[key] if first else 0.0 for key in counted]
-        # All ranks: a barrier, 8 bytes for the step and each of 6 weights at the start, the verdicts.
-        headers = (size - 1) * (4 + 8 * 7) + steps * 2 * (size - 1) / size * 12
+        # All ranks: a barrier, 8 bytes for the step, each of 6 weights, and momentum at the start, the verdicts.
+        headers = (size - 1) * (4 + 8 * 8) + steps * 2 * (size - 1) / size * 12
         assert stats["bytes_headers"] == pytest.approx(headers)
         here = min(per_node, size - number // per_node * per_node)
         assert stats["bytes_inside_node"] == pytest.approx(steps * 3 * (here - 1) / here * 4 * numel), "sum, broadcast"

@@ -16,6 +16,7 @@ import ringprune as rp
 from ringprune.wire import index_code, value_code
 from tests.training import (
     OPTIMIZERS,
+    adamw,
     batches,
     loss_of,
     make_model,
@@ -260,8 +261,8 @@ def test_bytes_are_those_of_the_formula(size: int, roots: Any, density: float, v
         assert round(selected) == proposed
         assert mean["bytes_values"] == pytest.approx(steps * 2 * share * sent_as(values, proposed, size))
     assert mean["bytes_dense"] == pytest.approx(steps * 2 * share * sent_as(values, small, size))
-    # The verdict of every step, and once a barrier and 8 bytes per parameter and for the step.
-    assert mean["bytes_headers"] == pytest.approx(steps * 2 * share * 12 + (size - 1) * (4 + 8 * (6 + 1)))
+    # The verdict of every step, and once a barrier and 8 bytes per parameter, for the step and the momentum.
+    assert mean["bytes_headers"] == pytest.approx(steps * 2 * share * 12 + (size - 1) * (4 + 8 * (6 + 2)))
     assert stats["dense_equivalent_bytes"] == pytest.approx(steps * 2 * share * 4 * (sum(big) + small))
 
 
@@ -554,6 +555,31 @@ def test_ranks_that_start_from_different_weights_all_hear_of_it(policy: rp.Polic
             run(model, optimizer, comm.rank, 1)
 
     rp.simulate(3, rank)
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+@pytest.mark.parametrize("policy", [rp.Dense(), rp.IWP(0.05)])
+def test_ranks_that_start_with_other_momentum_all_hear_of_it(policy: rp.Policy, make: Any) -> None:
+    """As where one rank alone has loaded it: each stepped away from the others, and nobody knew."""
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = make_model()
+        optimizer = make(model.parameters())
+        if comm.rank == 1:
+            other = make_model()
+            trained = make(other.parameters())
+            run(other, trained, comm.rank, 2)
+            optimizer.load_state_dict(trained.state_dict())
+        wrapped = rp.DistributedOptimizer(optimizer, model.named_parameters(), policy=policy, comm=comm)
+        with pytest.raises(rp.RankMismatchError, match="other momentum or moments on rank 1"):
+            run(model, wrapped, comm.rank, 1)
+        wrapped.zero_grad()
+        optimizer.state.clear()
+        run(model, wrapped, comm.rank, 2)
+        return weights(model)
+
+    first, *others = rp.simulate(3, rank)
+    assert all(same_bytes(other, first) for other in others)
 
 
 def test_a_policy_is_a_value() -> None:

@@ -48,6 +48,7 @@ class Exchange:
         nodes: ``comm`` divided by node, where the exchange is one between nodes; None where it is one between ranks.
         guard: looks after packed tensors; None for none.
         first: exchanges that another one made before.
+        besides: asked before the first step for what else has to be equal on all ranks.
 
     Attributes:
         alike: all ranks have been found to start with the same weights, or need not; :meth:`begin` compares none then.
@@ -73,13 +74,26 @@ class Exchange:
         nodes: Nodes | None = None,
         guard: Guard | None = None,
         first: int = 0,
+        besides: Callable[[], Sequence[Tensor]] = tuple,
     ) -> None:
         self.first = self.step = first
         self._plan, self.checked, self.alike = plan, False, False
         ring = RingChoice(0, "our ring, as asked for") if policy.reduction == "ring" else RingChoice.never()
         rotation = Rotation(plan, policy.turns) if policy.turns > 1 else None
         self._setting = Setting(
-            policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation, first=first
+            policy,
+            comm,
+            metrics,
+            weights,
+            seed,
+            mean,
+            velocity,
+            spare,
+            ring,
+            guard,
+            rotation,
+            first=first,
+            besides=besides,
         )
         self.damage = self._setting.damage
         self._keeps = [issubclass(kind_of(bucket, policy), KeptLane) for bucket in plan.buckets]
@@ -121,7 +135,7 @@ class Exchange:
         Raises:
             RankMismatchError: they have not; on all ranks, naming the first parameter that differs.
         """
-        check_start(self.step, resumed, self._setting.weights, self._plan, self._setting.comm, self._setting.metrics)
+        check_start(self.step, resumed, self._setting, self._plan)
 
     def check_place(self) -> None:
         """Whether ranks have made equally many exchanges; all call this, and all raise RankMismatchError if not."""

@@ -1,7 +1,7 @@
 """One bucket's way through the stages: what all ways have in common."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -54,6 +54,7 @@ class Setting:
         first: the step at which this exchange began, where another one had gone before.
         failure: in a hierarchy, what went wrong between the nodes: nothing more is exchanged.
         damage: what was broken off.
+        besides: what else has to be equal on all ranks before the first step; asked for then.
     """
 
     policy: Policy
@@ -71,6 +72,7 @@ class Setting:
     first: int = 0
     failure: CommunicatorError | None = None
     damage: Damage = field(default_factory=Damage)
+    besides: Callable[[], Sequence[Tensor]] = tuple
 
     def sums_by_ring(self, values: Tensor) -> bool:
         """Whether ``values`` are summed by our ring."""

@@ -448,7 +448,7 @@ def test_bytes_are_those_of_the_formula() -> None:
     mean = {key: sum(stats[key] for stats, _ in results) / size for key in results[0][0] if key.startswith("bytes")}
     assert mean["bytes_indices"] == pytest.approx(indices)
     assert mean["bytes_values"] == pytest.approx(values)
-    headers = steps * 2 * share * 12 + (size - 1) * (4 + 8 * (6 + 1)) + 2 * share * 8 * len(BIG)
+    headers = steps * 2 * share * 12 + (size - 1) * (4 + 8 * (6 + 2)) + 2 * share * 8 * len(BIG)
     assert mean["bytes_headers"] == pytest.approx(headers)
 
 

@@ -42,7 +42,7 @@ def counted(policy: Policy, ranks: int) -> dict[str, float]:
 
     stats = rp.simulate(ranks, train, timeout=60)[0]
     found = {content: stats[f"bytes_{content}"] for content in CONTENTS}
-    found["headers"] -= (ranks - 1) * (4 + 8 * (1 + len(MODEL.shapes)))
+    found["headers"] -= (ranks - 1) * (4 + 8 * (2 + len(MODEL.shapes)))
     return {content: count / STEPS for content, count in found.items()}
 
 
