@@ -389,3 +389,31 @@ def test_a_flush_after_the_pass_of_another_loss_says_what_to_do() -> None:
         optimizer.flush()
 
     rp.simulate(2, rank)
+
+
+@pytest.mark.parametrize("options", [{}, {"hierarchical": True}], ids=["ranks", "nodes"])
+@pytest.mark.parametrize(
+    "policy",
+    [rp.Dense("book2", local_steps=H), rp.IWP(0.3, values="book4", dense_values="book2", local_steps=H)],
+    ids=["dense", "pruned"],
+)
+def test_a_flush_sends_what_rounding_dropped_of_dense_tensors(policy: rp.Policy, options: dict[str, Any]) -> None:
+    """It was made the same on all ranks, and left out of the weights: in 2 bits much of what they had moved by."""
+
+    def rank(comm: rp.comm.Communicator) -> tuple[Tensor, Tensor]:
+        model = make_model()
+        optimizer = wrap(model, comm, policy, lambda params: torch.optim.SGD(params, lr=1.0), **options)
+        moved, before = torch.zeros_like(weights(model)), weights(model)
+        for number in range(5):
+            draw = torch.Generator().manual_seed(10 * comm.rank + number)
+            gradients = [torch.randn(param.shape, generator=draw) for param in model.parameters()]
+            optimizer.zero_grad()
+            torch.autograd.backward(list(model.parameters()), gradients)
+            optimizer.step()
+            moved += torch.cat([gradient.reshape(-1) for gradient in gradients])
+        optimizer.flush()
+        return moved, before - weights(model)
+
+    results = rp.simulate(4, rank, ranks_per_node=2)
+    mean = torch.stack([moved for moved, _ in results]).mean(0)
+    assert all(torch.allclose(change, mean, atol=1e-5) for _, change in results)

@@ -81,20 +81,9 @@ class Exchange:
         ring = RingChoice(0, "our ring, as asked for") if policy.reduction == "ring" else RingChoice.never()
         rotation = Rotation(plan, policy.turns) if policy.turns > 1 else None
         self._setting = Setting(
-            policy,
-            comm,
-            metrics,
-            weights,
-            seed,
-            mean,
-            velocity,
-            spare,
-            ring,
-            guard,
-            rotation,
-            first=first,
-            besides=besides,
+            policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation, first=first
         )
+        self._setting.besides = besides
         self.damage = self._setting.damage
         self._keeps = [issubclass(kind_of(bucket, policy), KeptLane) for bucket in plan.buckets]
         self._lanes = [lane_of(bucket, self._setting, nodes) for bucket in plan.buckets]
@@ -269,7 +258,8 @@ class Exchange:
         """Send all residuals, whole; afterwards nothing is private to a rank. Velocities become their mean.
 
         Args:
-            outputs: one contiguous tensor per parameter; those of packed buckets are overwritten with the average.
+            outputs: one contiguous tensor per parameter; those of packed buckets are overwritten with the average, with
+                local steps all of which something is kept back.
         """
         self.damage.check_together()
         self.forget()

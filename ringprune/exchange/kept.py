@@ -148,8 +148,12 @@ class RoundedLane(KeptLane):
     def flush(self, outputs: Sequence[Tensor]) -> None:
         """Make the residuals one mean on all ranks: no gradient is held back but the last one's rounding.
 
-        It is sent with the next step. As a step of its own it would go past the momentum that its gradient had.
+        It is sent with the next step. As a step of its own it would go past the momentum that its gradient had. With
+        local steps it is what weights have moved by, momentum and all, and is sent like any other residual.
         """
+        if self._setting.policy.local_steps is not None:
+            super().flush(outputs)
+            return
         with self._setting.metrics.sending("dense", self.bucket.index):
             average = Mean().start(self._setting.comm, self.residual.residual, name=f"bucket {self.bucket.index} rest")
         average.wait()

@@ -138,9 +138,9 @@ class NodeLane(Lane):
         """Send what the nodes keep, whole, and write its average."""
         if (between := self.between) is not None:
             self._between(lambda: between.flush(self._parts()))
-        if self.bucket.route != "packed":
+        if self.bucket.route != "packed" and self._setting.policy.local_steps is None:
             self._tell()
-            return  # what rounding drops stays with the nodes
+            return  # what rounding drops of gradients stays with the nodes
         self._pass_on(outputs)
         self.arrive()
         self.check()
