@@ -46,9 +46,11 @@ struct Product {
   }
 };
 
-// The numbers with which one tensor's momentum is shared (ringprune/ops/share_momentum.py); for SGD the first two.
+// The numbers with which one tensor's momentum is shared (ringprune/ops/share_momentum.py); for SGD the first four.
 struct Pace {
   float interval;
+  float time;
+  float keep;
   bool whole;
   float decay = 0.0f;
   float root = 0.0f;
@@ -58,15 +60,19 @@ struct Pace {
 
 // Shares the momentum of one entry, of which `average` was exchanged, if it is not 0 or the tensor is exchanged whole.
 template <bool kAdam>
-C10_HOST_DEVICE inline void share(float average, float& elapsed, float& momentum, float weight, float square,
+C10_HOST_DEVICE inline void share(float average, float& elapsed, float& momentum, float weight, float own, float square,
                                   const Pace& pace) {
   const float time = elapsed + pace.interval;
-  float said = average / time;
+  float said = average / time, way = (weight - own) / pace.time;
   if constexpr (kAdam) {
-    said = (said - pace.decay * weight) * (std::sqrt(square) / pace.root + pace.epsilon) * pace.factor;
+    const float decayed = pace.decay * weight;
+    said -= decayed;
+    way -= decayed;
   }
+  float gap = said - pace.keep * way;
+  if constexpr (kAdam) gap = gap * (std::sqrt(square) / pace.root + pace.epsilon) * pace.factor;
   const bool arrived = pace.whole | (average != 0.0f);
-  momentum = (arrived & (time > 0.0f)) ? said : momentum;
+  momentum = (arrived & (time > 0.0f) & (pace.time > 0.0f)) ? pace.keep * momentum + gap : momentum;
   elapsed = arrived ? 0.0f : time;
 }
 

@@ -16,10 +16,13 @@ struct SharedMomentum {
   at::TensorList averages;
   at::TensorList elapsed;
   at::TensorList momenta;
+  at::TensorList weights;
+  at::TensorList owns;
   at::ArrayRef<double> intervals;
+  at::ArrayRef<double> times;
+  at::ArrayRef<double> keeps;
   const c10::List<bool>& whole;
-  at::TensorList weights;  // from here on nothing for SGD
-  at::TensorList squares;
+  at::TensorList squares;  // from here on nothing for SGD
   at::ArrayRef<double> decays;
   at::ArrayRef<double> roots;
   at::ArrayRef<double> epsilons;
@@ -31,7 +34,8 @@ struct SharedMomentum {
 
   // The numbers that one tensor's entries have in common.
   Pace pace(size_t i) const {
-    Pace pace{static_cast<float>(intervals[i]), whole.get(i)};
+    Pace pace{static_cast<float>(intervals[i]), static_cast<float>(times[i]), static_cast<float>(keeps[i]),
+              whole.get(i)};
     if (!is_adam()) return pace;
     pace.decay = static_cast<float>(decays[i]);
     pace.root = static_cast<float>(roots[i]);
@@ -51,11 +55,15 @@ struct SharedMomentum {
     check_floats("elapsed", elapsed);
     check_sizes("momenta", momenta, tensors, device);
     check_dtypes(kOp, "momenta", momenta);
-    check_sizes("weights", weights, adams, device);
+    check_sizes("weights", weights, tensors, device);
     check_floats("weights", weights);
+    check_sizes("owns", owns, tensors, device);
+    check_floats("owns", owns);
     check_sizes("squares", squares, adams, device);
     check_dtypes(kOp, "squares", squares);
     check_numbers({kOp, "intervals"}, intervals, tensors);
+    check_numbers({kOp, "times"}, times, tensors);
+    check_numbers({kOp, "keeps"}, keeps, tensors);
     check_length({kOp, "whole"}, whole.size(), tensors);
     check_numbers({kOp, "decays"}, decays, adams);
     check_numbers({kOp, "roots"}, roots, adams, 0.0);
@@ -109,6 +117,7 @@ struct SharedMomentum {
     add("momenta", momenta, true);
     add("averages", averages, false);
     add("weights", weights, false);
+    add("owns", owns, false);
     add("squares", squares, false);
     std::stable_sort(places.begin(), places.end(), [](const Place& a, const Place& b) { return a.start < b.start; });
     // Of what lies before, whatever ends last; and whatever of that is written ends last.

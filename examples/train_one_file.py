@@ -1,13 +1,13 @@
 """A whole training script in one file, to copy from: AdamW with clipping, accumulation, a schedule and checkpoints.
 
-It needs nothing else of this folder. A line with ``# ranks`` is there because there are several ranks, as with plain Horovod,
-one with ``# ringprune`` because of RingPrune; without these lines it is a script for one process.
+It needs nothing else of this folder. A line with ``# ranks`` is there because there are several ranks, as with plain
+Horovod, one with ``# ringprune`` because of RingPrune; a script for one process has neither.
 
     horovodrun -np 2 python examples/train_one_file.py run            # the same line again continues where it stopped
 """
 
+import argparse
 import os
-import sys
 from pathlib import Path
 
 import horovod.torch as hvd  # ranks
@@ -39,12 +39,11 @@ class Net(nn.Module):
         return self.head(self.body(self.embed(images) + self.place).mean(1))
 
 
-def main() -> None:
-    """Train; after every epoch validate and save."""
+def main(folder: Path) -> None:
+    """Train; after every epoch validate and save into ``folder``."""
     hvd.init()  # ranks
     first = hvd.rank() == 0  # ranks
     device = torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "run")
     folder.mkdir(parents=True, exist_ok=True)
 
     bunch = load_digits()
@@ -53,7 +52,9 @@ def main() -> None:
     labels = torch.from_numpy(bunch.target).long()[order]
     train = TensorDataset(images[400:], labels[400:])
     held_out = images[:400].to(device), labels[:400].to(device)
-    sampler = DistributedSampler(train, hvd.size(), hvd.rank(), drop_last=True)  # ranks: each has its share, all as many
+    sampler = DistributedSampler(
+        train, hvd.size(), hvd.rank(), drop_last=True
+    )  # ranks: each has its share, all as many
     loader = DataLoader(train, BATCH // PARTS, sampler=sampler, drop_last=True)
     steps_per_epoch = len(loader) // PARTS
 
@@ -119,4 +120,6 @@ def save(state: dict, file: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path("run"), help="where checkpoints lie; run")
+    main(parser.parse_args().folder)

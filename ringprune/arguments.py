@@ -128,11 +128,12 @@ def check_optimizer(optimizer: Any, policy: Policy) -> torch.optim.Optimizer:
     if closure is not None and closure.default is closure.empty:
         raise ConfigurationError(f"optimizer={name}: step() wants a closure: {_SEVERAL}")
     steps = policy.local_steps
-    by_rate = steps is not None and (steps.growth or (steps.momentum == "shared" and SharedMomentum.serves(optimizer)))
-    if by_rate and any(group.get("lr") is None for group in optimizer.param_groups):
+    if steps is None or all(group.get("lr") is not None for group in optimizer.param_groups):
+        return optimizer
+    if steps.growth or (steps.shares_momentum and SharedMomentum.serves(optimizer)):
         raise ConfigurationError(
             f"optimizer={name} has no learning rate of its own, lr=None, which LocalSteps(growth=, "
-            f'momentum="shared") of policy {policy.name!r} go by: set one, or choose local_steps=4'
+            f"momentum={steps.momentum!r}) of policy {policy.name!r} go by: set one, or choose local_steps=4"
         )
     return optimizer
 
@@ -178,10 +179,10 @@ def advise(
     if gradients:
         warn_of_keeping_back(optimizer, policy, "give the policy local_steps=1 or more")
     local = policy.local_steps
-    if local is not None and local.momentum == "shared" and not SharedMomentum.serves(optimizer):
+    if local is not None and local.shares_momentum and not SharedMomentum.serves(optimizer):
         _log.warning(
-            f'local_steps with momentum="shared" changes nothing: {type(optimizer).__name__} has no momentum that '
-            "RingPrune knows how to set; it does of torch's SGD with momentum, Adam and AdamW"
+            f"local_steps with momentum={local.momentum!r} changes nothing: {type(optimizer).__name__} has no momentum "
+            "that RingPrune knows how to set; it does of torch's SGD with momentum, Adam and AdamW"
         )
 
 

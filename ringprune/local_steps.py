@@ -11,7 +11,7 @@ from ringprune.comm.communicator import Communicator
 from ringprune.errors import ArgumentTypeError
 from ringprune.validation import flag, one_of, real_number, whole_number
 
-__all__ = ["Interval", "LocalSteps", "OuterStep", "as_local_steps", "exact_copy", "moved_by"]
+__all__ = ["Interval", "LocalSteps", "OuterStep", "as_local_steps", "exact_copy", "moved_by", "way"]
 
 MOST = 16
 """How many times ``count`` steps an interval has at the most, however small its learning rate."""
@@ -29,9 +29,9 @@ class LocalSteps:
     which is ``w - X`` as it stands. Outer momentum is that of DiLoCo (Douillard and others, arXiv 2311.08105).
 
     The wrapped optimizer's own momentum is private to a rank, and carries the noise of one rank's batches from interval
-    to interval. With ``momentum="shared"`` it is set, where something was exchanged, to the speed at which the ranks
-    have moved on average (:class:`~ringprune.shared_momentum.SharedMomentum`): that costs no bytes, and one number of
-    memory per entry.
+    to interval. With ``momentum="mean"`` it is set, where something was exchanged, to the speed at which the ranks have
+    moved on average (:class:`~ringprune.shared_momentum.SharedMomentum`): that costs no bytes, and one number of memory
+    per entry. It is the speed of the interval's middle; ``"shared"`` brings it up to date.
 
     Where the learning rate falls, so does what a local step changes, and exchanges may be farther apart. With
     ``growth`` there is one each time that this sum over all steps passes a multiple of ``count``::
@@ -47,8 +47,8 @@ class LocalSteps:
         outer_lr: learning rate of the outer step.
         outer_momentum: its momentum; 0 keeps no buffer.
         nesterov: whether that is Nesterov's.
-        momentum: the wrapped optimizer's: each rank's ``"own"``, or ``"shared"`` for SGD with momentum, Adam and AdamW;
-            other optimizers keep theirs.
+        momentum: the wrapped optimizer's: each rank's ``"own"``, or ``"shared"`` or ``"mean"`` for SGD with momentum,
+            Adam and AdamW; other optimizers keep theirs.
         growth: how the steps between exchanges grow as the largest learning rate of any param group falls; 0: not.
 
     Raises:
@@ -59,7 +59,7 @@ class LocalSteps:
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
     nesterov: bool = True
-    momentum: Literal["own", "shared"] = "own"
+    momentum: Literal["own", "shared", "mean"] = "own"
     growth: float = 0.0
 
     def __post_init__(self) -> None:
@@ -67,9 +67,14 @@ class LocalSteps:
         real_number("outer_lr", self.outer_lr, above=0)
         real_number("outer_momentum", self.outer_momentum, least=0, below=1)
         flag("nesterov", self.nesterov)
-        one_of("momentum", self.momentum, ("own", "shared"))
+        one_of("momentum", self.momentum, ("own", "shared", "mean"))
         real_number("growth", self.growth, least=0)
         object.__setattr__(self, "growth", float(self.growth))  # 1 and 1.0 are one choice, and have one name
+
+    @property
+    def shares_momentum(self) -> bool:
+        """Whether ranks learn each other's momentum from what is exchanged."""
+        return self.momentum != "own"
 
 
 def as_local_steps(local_steps: int | LocalSteps | None) -> LocalSteps | None:
@@ -185,12 +190,18 @@ def exact_copy(param: Tensor) -> Tensor:
     return param.detach().to(dtype, copy=True, memory_format=torch.contiguous_format)
 
 
-def moved_by(shared: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
-    """How far parameters have gone, as gradients count it: shared weights less what became of them. Contiguous.
+def way(shared: Tensor, param: Tensor) -> tuple[Tensor, Tensor]:
+    """From where a parameter set out to where it has come to; contiguous, in the dtype of its shared weight.
 
     A 16-bit parameter set out from its shared weight rounded: what that dropped is no movement.
     """
+    start = shared if shared.dtype == param.dtype else shared.to(param.dtype).to(shared.dtype)
+    return start, param.detach().to(shared.dtype).contiguous()
+
+
+def moved_by(shared: Sequence[Tensor], params: Sequence[Tensor]) -> list[Tensor]:
+    """How far parameters have gone, as gradients count it: shared weights less what became of them. Contiguous."""
     pairs = list(zip(shared, params, strict=True))
     if pairs and all(weight.dtype == param.dtype for weight, param in pairs):
         return [tensor.contiguous() for tensor in torch._foreach_sub(list(shared), list(params))]
-    return [(weight.to(param.dtype).to(weight.dtype) - param).contiguous() for weight, param in pairs]
+    return [start - end for start, end in (way(weight, param) for weight, param in pairs)]

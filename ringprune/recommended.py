@@ -19,8 +19,9 @@ GROWTH = 1.3  # with half a cosine an exchange every 4.1 steps, so a 64th of the
 def recommended(optimizer: torch.optim.Optimizer) -> Policy:
     """IWP for an optimizer: the best of the settings tried at about 1/64 of dense float32 bytes.
 
-    They did best on two small tasks (docs/accuracy.md), at 0.02 to 0.03 nats over dense with SGD and 0.043 with AdamW
-    (0.005 and 0.014 after four and eight times as many steps); its table says where other methods beat them.
+    They did best on two small tasks (docs/accuracy.md), at 0.02 to 0.03 nats over dense with SGD and 0.04 with AdamW
+    (0.005 and 0.014 after four and eight times as many steps; AdamW after a quarter of the steps 0.2); its table says
+    where other methods beat them.
 
     With SGD ranks make four local steps, then exchange the most important three tenths of what the weights have moved
     by. With any other optimizer they exchange everything, in 2 bits: Adam's steps are alike in size, so the largest

@@ -9,11 +9,15 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW
 
 from ringprune import ops
+from ringprune.local_steps import way
 from ringprune.ops import Adams
 from ringprune.ops.checks import FLOAT32_MAX, FLOATS
 from ringprune.ops.share_momentum import share_momentum_reference
 
 __all__ = ["SharedMomentum"]
+
+KEPT = 2
+"""Steps of an interval up to which all that a rank's momentum has changed by is kept."""
 
 SHARPLY = 1 / 64
 FADING = 0.9
@@ -25,13 +29,22 @@ class SharedMomentum:
 
     Where the average ``X`` of what the ranks sent was exchanged, after steps of the learning rates ``lr``, ::
 
-        m = X / T                                                                             SGD
-        m = (X / T - decay * w) * (sqrt(v / (1 - beta2^t)) + eps) * (1 - beta1^t)     Adam, AdamW
+        m = X / T  +  keep * (m - (w - x) / t)
 
-    with ``T`` the sum of ``lr`` over the steps since the entry was last exchanged, ``v`` and ``t`` the rank's own, and
-    ``decay`` that of AdamW. So local steps go on in the direction that all ranks have found, not in this rank's: the
-    client-level momentum of FedCM (Xu, Wang, Wang, Yao, arXiv 2106.10874), for each entry with its own ``T``. What was
-    not exchanged keeps this rank's momentum; of values that travel in few bits, those that became zero were not.
+    with ``T`` the sum of ``lr`` over the steps since the entry was last exchanged, ``w - x`` the rank's own way since
+    the last exchange and ``t`` the sum of ``lr`` over its steps there. Adam's and AdamW's speeds are made momenta by ::
+
+        (speed - decay * w) * (sqrt(v / (1 - beta2^s)) + eps) * (1 - beta1^s)
+
+    with ``v`` and the number of steps ``s`` the rank's own, and ``decay`` that of AdamW. So local steps go on in the
+    direction that all ranks have found, not in this rank's: the client-level momentum of FedCM (Xu, Wang, Wang, Yao,
+    arXiv 2106.10874), for each entry with its own ``T``.
+
+    ``X / T`` alone, as there and with ``momentum="mean"``, is the speed of the interval's middle, and late by half of
+    it. What this rank's momentum has changed by since then makes up for that, but brings the noise of its own batches,
+    which adds up over the steps: of two steps all of it is kept, of H steps ``keep = 2 / H``. Ranks that moved alike
+    keep their momentum where that is 1. What was not exchanged keeps this rank's momentum; of values that travel in few
+    bits, those that became zero were not.
 
     What rounding has dropped of a value is exchanged later, and after a sharp fall of the learning rate it is more than
     all that the slow steps of ``T`` have moved. Until that is over ranks keep their own momentum: while the sum of an
@@ -41,17 +54,23 @@ class SharedMomentum:
         inner: the wrapped optimizer.
         params: its parameters, in the Plan's order.
         shared: the shared weights, in the same order.
+        late: keep nothing of the rank's own changes: ``momentum="mean"``.
 
     Attributes:
         elapsed: the sums ``T``, of one entry each, up to the last exchange.
         interval: the same of the steps since then, one number for each parameter.
-        pace: the largest of these at an exchange so far, fading.
+        time: the sums ``t``.
+        pace: the largest interval at an exchange so far, fading.
     """
 
-    def __init__(self, inner: torch.optim.Optimizer, params: Sequence[Tensor], shared: Sequence[Tensor]) -> None:
+    def __init__(
+        self, inner: torch.optim.Optimizer, params: Sequence[Tensor], shared: Sequence[Tensor], *, late: bool
+    ) -> None:
+        self._kept = 0 if late else KEPT
         self._inner, self._params, self._shared = inner, list(params), list(shared)
         self.elapsed = [torch.zeros_like(weight) for weight in shared]
         self.interval = torch.zeros(len(self._shared), dtype=torch.float64, device="cpu")
+        self.time = torch.zeros_like(self.interval)
         self.pace = torch.zeros_like(self.interval)
 
     @staticmethod
@@ -61,7 +80,7 @@ class SharedMomentum:
             return any(group["momentum"] for group in inner.param_groups)
         return type(inner) in (Adam, AdamW)
 
-    def stepped(self) -> None:
+    def stepped(self, *, made: bool) -> None:
         """A step was made, or left out on this rank alone: then its speed was zero, but time has gone by for all."""
         rate_of = {}
         for group in self._inner.param_groups:
@@ -69,19 +88,24 @@ class SharedMomentum:
             rate_of.update({id(param): rate for param in group["params"]})
         rates = [rate_of.get(id(param), 0.0) for param in self._params]  # one that was taken out of its group rests
         self.interval += torch.tensor(rates, dtype=torch.float64, device="cpu")
+        made_by = [made and param.grad is not None for param in self._params]
+        own = [rate if moved else 0.0 for rate, moved in zip(rates, made_by, strict=True)]
+        self.time += torch.tensor(own, dtype=torch.float64, device="cpu")
 
     @torch.no_grad()
-    def apply(self, averages: Sequence[Tensor], whole: Sequence[bool]) -> None:
-        """Set what was exchanged; before the shared weights make their outer step.
+    def apply(self, averages: Sequence[Tensor], whole: Sequence[bool], steps: int) -> None:
+        """Set what was exchanged; before the shared weights make their outer step, and parameters become these.
 
         Args:
             averages: of what the ranks sent, one tensor per parameter, zero where nothing was.
             whole: of each parameter, whether zeros were exchanged like any other value.
+            steps: the interval had.
         """
+        keep = min(1.0, self._kept / max(1, steps))
         groups = {id(param): group for group in self._inner.param_groups for param in group["params"]}
         fused, others = _Share(), _Share()  # others: what the op does not take
         torch.maximum(self.pace.mul_(FADING), self.interval, out=self.pace)
-        intervals, fell = self.interval.tolist(), (self.interval < SHARPLY * self.pace).tolist()
+        intervals, times, fell = (x.tolist() for x in (self.interval, self.time, self.interval < SHARPLY * self.pace))
         for i, (param, average, elapsed) in enumerate(zip(self._params, averages, self.elapsed, strict=True)):
             held, interval = self._held(param), intervals[i]
             if held is None or id(param) not in groups or fell[i]:
@@ -89,16 +113,18 @@ class SharedMomentum:
                 time.masked_fill_(torch.ones_like(time, dtype=torch.bool) if whole[i] else average != 0, 0.0)
                 continue
             share = fused if self._fits(held, param, groups[id(param)], average, interval) else others
-            share.add(average, elapsed, held, interval, whole=whole[i])
+            tensors = (average, elapsed, held, *way(self._shared[i], param))
+            share.add(tensors, intervals=interval, times=times[i], keeps=keep, whole=whole[i])
             if not isinstance(self._inner, SGD):
-                self._add_adams(share.adams, param, groups[id(param)], self._shared[i])
+                self._add_adams(share.adams, param, groups[id(param)])
         fused.by(ops.share_momentum, adams=fused.adams)
         others.by(share_momentum_reference, **vars(others.adams))
         self.forget_interval()
 
     def state(self, param: int) -> dict[str, Tensor]:
         """What a checkpoint needs of a parameter."""
-        return {"elapsed": self.elapsed[param], "interval": self.interval[param], "pace": self.pace[param]}
+        numbers = {"interval": self.interval, "time": self.time, "pace": self.pace}
+        return {"elapsed": self.elapsed[param]} | {name: number[param] for name, number in numbers.items()}
 
     def exchanged_all(self) -> None:
         """Nothing is left over of any step, as after a flush."""
@@ -108,6 +134,7 @@ class SharedMomentum:
     def forget_interval(self) -> None:
         """Begin to count anew: the interval is accounted for, or what was moved in it is thrown away."""
         self.interval.zero_()
+        self.time.zero_()
 
     def _held(self, param: Tensor) -> Tensor | None:
         """The optimizer's momentum of a parameter; None before its first gradient, and of sparse gradients."""
@@ -126,14 +153,13 @@ class SharedMomentum:
         lies = all(moment.dtype in FLOATS and moment.is_contiguous() for moment in moments)
         return lies and average.dtype == torch.float32 and abs(interval) <= FLOAT32_MAX  # nor is it NaN
 
-    def _add_adams(self, adams: Adams, param: Tensor, group: Mapping[str, Any], weight: Tensor) -> None:
+    def _add_adams(self, adams: Adams, param: Tensor, group: Mapping[str, Any]) -> None:
         """What the momentum of ``param`` depends on, as Adam has it at its step."""
         state = self._inner.state[param]
         steps, (beta1, beta2) = float(state["step"]), group["betas"]
         decoupled = group.get("decoupled_weight_decay", isinstance(self._inner, AdamW))
-        adams.weights.append(weight)
-        adams.squares.append(self._square(param, group))
         adams.decays.append(float(group["weight_decay"]) if decoupled else 0.0)
+        adams.squares.append(self._square(param, group))
         adams.roots.append(math.sqrt(1 - float(beta2) ** steps))
         adams.epsilons.append(float(group["eps"]))
         adams.factors.append(1 - float(beta1) ** steps)
@@ -143,17 +169,18 @@ class _Share:
     """The arguments of a call of ``share_momentum``."""
 
     def __init__(self) -> None:
-        self.tensors: tuple[list[Tensor], list[Tensor], list[Tensor]] = ([], [], [])
-        self.numbers: dict[str, list[Any]] = {"intervals": [], "whole": []}
+        self.tensors: tuple[list[Tensor], ...] = ([], [], [], [], [])
+        self.numbers: dict[str, list[Any]] = {}
         self.adams = Adams()
 
-    def add(self, average: Tensor, elapsed: Tensor, momentum: Tensor, interval: float, *, whole: bool) -> None:
-        """One tensor more."""
-        for tensors, tensor in zip(self.tensors, (average, elapsed, momentum), strict=True):
-            tensors.append(tensor)
-        self.numbers["intervals"].append(interval)
-        self.numbers["whole"].append(whole)
+    def add(self, tensors: Sequence[Tensor], **numbers: Any) -> None:
+        """One tensor more: its average, time elapsed, momentum, where the rank set out and has come to; its numbers."""
+        for these, tensor in zip(self.tensors, tensors, strict=True):
+            these.append(tensor)
+        for name, number in numbers.items():
+            self.numbers.setdefault(name, []).append(number)
 
     def by(self, op: Callable[..., None], **adams: Any) -> None:
-        """Make the call."""
-        op(*self.tensors, **self.numbers, **adams)
+        """Make the call, if there is anything."""
+        if self.numbers:
+            op(*self.tensors, **self.numbers, **adams)

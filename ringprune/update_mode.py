@@ -67,8 +67,9 @@ class UpdateMode(Mode):
         # All ranks decide before anything is exchanged, so nothing has to be taken back.
         super().__init__(parts, self._shared, velocity=False, spare=False)
         self._outer = OuterStep(choice, self._shared)
-        shares = choice.momentum == "shared" and SharedMomentum.serves(parts.inner)
-        self._momentum = SharedMomentum(parts.inner, self.params, self._shared) if shares else None
+        self._momentum = None
+        if choice.shares_momentum and SharedMomentum.serves(parts.inner):
+            self._momentum = SharedMomentum(parts.inner, self.params, self._shared, late=choice.momentum == "mean")
 
     def _bucket_full(self, index: int) -> None:
         """Gradients stay on the rank."""
@@ -106,13 +107,13 @@ class UpdateMode(Mode):
         self._saw_gradient |= self.backward.touched
         self.backward.reset()
         self._begin()
-        if overflow or self._gradients_are_bad():
-            self.metrics.skipped_steps += 1
-        else:
+        if made := not (overflow or self._gradients_are_bad()):
             self._step_alone(loss_scale)
             self._stepped()
+        else:
+            self.metrics.skipped_steps += 1
         if self._momentum is not None:
-            self._momentum.stepped()
+            self._momentum.stepped(made=made)
         self._interval.stepped(self._inner.param_groups)
         if self._interval.full:
             self._exchange(flushing=False)
@@ -228,7 +229,7 @@ class UpdateMode(Mode):
                 self.exchange.check_weights()
             self._changed = False  # else all look again: nobody trains on with weights of its own
             if made and not astray:
-                self._exchange_updates(moved, coasting=bool(stepped))
+                self._exchange_updates(moved, steps, coasting=bool(stepped))
             else:
                 self.metrics.exchanged()
                 if astray and not self._verdict.faulty_ranks:
@@ -262,7 +263,7 @@ class UpdateMode(Mode):
             self._verdict.note_nonfinite(finding)
         return moved
 
-    def _exchange_updates(self, moved: Sequence[Tensor], *, coasting: bool) -> None:
+    def _exchange_updates(self, moved: Sequence[Tensor], steps: int, *, coasting: bool) -> None:
         """``coasting``: outer momentum moves the weights too, as it does once for each interval."""
         for bucket in self.plan.buckets:
             tensors = len(bucket.members)
@@ -272,7 +273,7 @@ class UpdateMode(Mode):
         exact = self.exchange.exact()
         self.exchange.finish(moved)
         if self._momentum is not None:
-            self._momentum.apply(moved, exact)
+            self._momentum.apply(moved, exact, steps)
         self._outer.apply(moved, coasting=coasting)
         self._average_statistics()
 

@@ -55,12 +55,13 @@ struct Run {
   Gone gone;
 };
 
-// A run of at most kBlock entries of one tensor whose momentum is shared; weights and squares are Adam's alone.
+// A run of at most kBlock entries of one tensor whose momentum is shared; squares are Adam's alone.
 struct Shared {
   const float* average;
   float* elapsed;
   float* momentum;
   const float* weight;
+  const float* own;
   const float* square;
   int64_t count;
   Pace pace;

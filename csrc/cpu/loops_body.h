@@ -247,7 +247,7 @@ void share_momentum(const Shared& given) {
   const Shared run = given;
 #pragma omp simd
   for (int64_t i = 0; i < run.count; ++i) {
-    share<kAdam>(run.average[i], run.elapsed[i], run.momentum[i], kAdam ? run.weight[i] : 0.0f,
+    share<kAdam>(run.average[i], run.elapsed[i], run.momentum[i], run.weight[i], run.own[i],
                  kAdam ? run.square[i] : 0.0f, run.pace);
   }
 }

@@ -26,12 +26,13 @@ void change(const Loops& loop, const at::Tensor& tensor, int64_t start, int64_t 
   });
 }
 
-void share_momentum(at::TensorList averages, at::TensorList elapsed, at::TensorList momenta,
-                    at::ArrayRef<double> intervals, const c10::List<bool>& whole, at::TensorList weights,
-                    at::TensorList squares, at::ArrayRef<double> decays, at::ArrayRef<double> roots,
-                    at::ArrayRef<double> epsilons, at::ArrayRef<double> factors) {
-  const SharedMomentum given{averages, elapsed, momenta, intervals, whole,  weights,
-                             squares,  decays,  roots,   epsilons,  factors};
+void share_momentum(at::TensorList averages, at::TensorList elapsed, at::TensorList momenta, at::TensorList weights,
+                    at::TensorList owns, at::ArrayRef<double> intervals, at::ArrayRef<double> times,
+                    at::ArrayRef<double> keeps, const c10::List<bool>& whole, at::TensorList squares,
+                    at::ArrayRef<double> decays, at::ArrayRef<double> roots, at::ArrayRef<double> epsilons,
+                    at::ArrayRef<double> factors) {
+  const SharedMomentum given{averages, elapsed, momenta, weights, owns,  intervals, times,
+                             keeps,    whole,   squares, decays,  roots, epsilons,  factors};
   const std::vector<int64_t> offsets = given.check();
   const bool is_adam = given.is_adam();
   const std::vector<Entries> square = entries_of(squares);
@@ -39,15 +40,15 @@ void share_momentum(at::TensorList averages, at::TensorList elapsed, at::TensorL
   at::parallel_for(0, offsets.back(), kGrain, [&](int64_t begin, int64_t end) {
     for_each_run(offsets, begin, end, [&](int64_t tensor, int64_t lo, int64_t hi) {
       const float* average = averages[tensor].const_data_ptr<float>();
-      const float* weight = is_adam ? weights[tensor].const_data_ptr<float>() : nullptr;
+      const float* weight = weights[tensor].const_data_ptr<float>();
+      const float* own = owns[tensor].const_data_ptr<float>();
       float* time = elapsed[tensor].mutable_data_ptr<float>();
       const Pace pace = given.pace(tensor);
       for_each_block(lo - offsets[tensor], hi - offsets[tensor], [&](int64_t at, int64_t entries) {
         std::array<float, kBlock> room;
         change(loop, momenta[tensor], at, entries, [&](float* momentum) {
-          Shared run{average + at, time + at, momentum, nullptr, nullptr, entries, pace};
+          Shared run{average + at, time + at, momentum, weight + at, own + at, nullptr, entries, pace};
           if (!is_adam) return loop.share_momentum(run);
-          run.weight = weight + at;
           run.square = square[tensor].at(loop, at, entries, room.data());
           loop.share_adams_momentum(run);
         });

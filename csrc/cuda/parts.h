@@ -48,12 +48,13 @@ struct alignas(16) Output {
   Type type;
 };
 
-// One tensor whose momentum is shared; weights and squares are null for SGD.
+// One tensor whose momentum is shared; squares are null for SGD.
 struct alignas(16) Sharing {
   const float* average;
   float* elapsed;
   void* momentum;
   const float* weight;
+  const float* own;
   const void* square;
   int64_t start;
   int64_t entries;

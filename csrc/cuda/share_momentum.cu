@@ -18,16 +18,14 @@ __global__ void __launch_bounds__(kThreads) share_momentum_tiles(Table<Sharing> 
   for (int turn = 0; turn < kTurns; ++turn) {
     const int64_t i = begin + turn * kTurn + 4 * lane(), valid = of.entries - i;
     const Quad<float> average = load4(of.average + i, valid);
-    Quad<float> elapsed = load4(of.elapsed + i, valid), weight{}, square{};
+    const Quad<float> weight = load4(of.weight + i, valid), own = load4(of.own + i, valid);
+    Quad<float> elapsed = load4(of.elapsed + i, valid), square{};
     const Packed packed = load_packed(of.momentum, of.momentum_type, i, valid);
-    if constexpr (kAdam) {
-      weight = load4(of.weight + i, valid);
-      square = widen(load_packed(of.square, of.square_type, i, valid), of.square_type);
-    }
+    if constexpr (kAdam) square = widen(load_packed(of.square, of.square_type, i, valid), of.square_type);
     Quad<float> momentum = widen(packed, of.momentum_type);
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      share<kAdam>(average.v[e], elapsed.v[e], momentum.v[e], weight.v[e], square.v[e], of.pace);
+      share<kAdam>(average.v[e], elapsed.v[e], momentum.v[e], weight.v[e], own.v[e], square.v[e], of.pace);
     }
     store4(of.elapsed + i, valid, elapsed);
     store_rounded(of.momentum, of.momentum_type, i, valid, momentum);

@@ -189,11 +189,12 @@ class Policy:
         if self.rows is not None:
             why = "rows of gradients are exchanged whole tables at a time, at every step"
             self._goes_with("rows", why, {"schedule": None, "local_steps": None})
-        shares = self.local_steps is not None and self.local_steps.momentum == "shared"
-        if shares and (self.smoothing or self.low_pass < 1):
+        steps = self.local_steps
+        if steps is not None and steps.shares_momentum and (self.smoothing or self.low_pass < 1):
             raise ConfigurationError(
-                'local_steps with momentum="shared" goes with smoothing=0.0 and low_pass=1.0: what is exchanged has to '
-                f"be all that the ranks have moved by; got smoothing={self.smoothing:g}, low_pass={self.low_pass:g}"
+                f"local_steps with momentum={steps.momentum!r} goes with smoothing=0.0 and low_pass=1.0: what is "
+                "exchanged has to be all that the ranks have moved by; "
+                f"got smoothing={self.smoothing:g}, low_pass={self.low_pass:g}"
             )
 
     def _goes_with(self, name: str, why: str, wanted: dict[str, Any]) -> None:

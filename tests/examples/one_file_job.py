@@ -1,4 +1,7 @@
-"""``examples/train_one_file.py FOLDER`` with ``EPOCHS`` epochs; with ``die`` it ends before the last epoch's files are replaced."""
+"""``examples/train_one_file.py FOLDER`` with ``EPOCHS`` epochs.
+
+With ``die`` it ends before the last epoch's files replace those of the one before.
+"""
 
 import os
 import sys
@@ -23,4 +26,4 @@ if __name__ == "__main__":
     really_replace = os.replace
     if sys.argv[3:] == ["die"]:
         os.replace = replace_once
-    script.main()
+    script.main(Path(sys.argv[1]))

@@ -68,7 +68,7 @@ def test_what_is_faster_is_chosen(tmp_path: Path) -> None:
 
 
 def test_one_file_stopped_and_continued(tmp_path: Path) -> None:
-    """The script to copy from: two epochs at once are one epoch, an end at the worst moment, and one more, to the bit."""
+    """The script to copy from: two epochs are one, an end at the worst moment, and one more, to the bit."""
     said = two_ranks(str(HERE / "one_file_job.py"), tmp_path / "whole", "2")
     assert re.search(r"epoch  2: [\d.]+ % of 400 held out\n.*bytes: 1/\d\d of what dense fp32 sends", said)
     two_ranks(str(HERE / "one_file_job.py"), tmp_path / "parts", "2", "die", check=False)

@@ -30,7 +30,10 @@ def test_a_bucket_goes_through_all_ops() -> None:
         ops.encode_books(values, values, body, levels=4)
         ops.decode_books(body, values, levels=4, add=True)
         averages, elapsed = [torch.ones(5)], [torch.ones(5)]
-        ops.share_momentum(averages, elapsed, weights[2:], intervals=[0.1], whole=[True], adams=ops.Adams())
+        numbers = {"intervals": [0.1], "times": [0.1], "keeps": [1.0], "whole": [True]}
+        ops.share_momentum(
+            averages, elapsed, weights[2:], [torch.ones(5)], [torch.ones(5)], **numbers, adams=ops.Adams()
+        )
         shapes = [tuple(tensor.shape) for tensor in (scores, indices, values, read, ops.square_sum(weights))]
         dtypes = [tensor.dtype for tensor in (scores, indices, values, read, ops.square_sum(weights))]
         counts = ops.count_nonfinite(weights)

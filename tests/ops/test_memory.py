@@ -44,8 +44,9 @@ def accumulate_select(grad: Tensor, weight: Tensor, residual: Tensor, hints: Hin
 
 def share_momentum(average: Tensor, elapsed: Tensor, momentum: Tensor, square: Tensor | None = None) -> None:
     """The call with one tensor, as SGD has it, or Adam where ``square`` is given."""
-    adams = ops.Adams() if square is None else ops.Adams([torch.ones(5)], [square], [0.0], [1.0], [0.0], [1.0])
-    ops.share_momentum([average], [elapsed], [momentum], intervals=[1.0], whole=[True], adams=adams)
+    adams = ops.Adams() if square is None else ops.Adams([square], [0.0], [1.0], [0.0], [1.0])
+    numbers = {"intervals": [1.0], "times": [1.0], "keeps": [1.0], "whole": [True]}
+    ops.share_momentum([average], [elapsed], [momentum], [torch.ones(5)], [torch.ones(5)], **numbers, adams=adams)
 
 
 CALLS: dict[str, Callable[[Tensor], object]] = {

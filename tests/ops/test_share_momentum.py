@@ -1,4 +1,4 @@
-"""share_momentum: what has arrived moves on at the speed of all ranks; what has not keeps its own."""
+"""share_momentum: what has arrived gains what all ranks were faster by; what has not keeps its own."""
 
 import math
 from collections.abc import Callable
@@ -26,24 +26,29 @@ from tests.ops.cases import (
     moved,
 )
 
-ADAMS = ("weights", "squares", "decays", "roots", "epsilons", "factors")
+ADAMS = ("squares", "decays", "roots", "epsilons", "factors")
+READ = ("averages", "weights", "owns", "squares")
 
 
-def definition(
-    average: Tensor, elapsed: Tensor, momentum: Tensor, interval: float, whole: bool, adam: tuple[Any, ...] | None
-) -> tuple[Tensor, Tensor]:
-    """The formulas of the docstring in NumPy; new elapsed and momentum."""
-    x, f = average.reshape(-1).numpy(), np.float32
+def definition(arguments: Arguments, i: int) -> tuple[Tensor, Tensor]:
+    """The formulas of the docstring in NumPy for tensor ``i``; new elapsed and momentum."""
+    f = np.float32
+    x, elapsed, weight, own = (
+        arguments[name][i].reshape(-1).numpy() for name in ("averages", "elapsed", "weights", "owns")
+    )
+    momentum, t, keep = arguments["momenta"][i].reshape(-1), f(arguments["times"][i]), f(arguments["keeps"][i])
     with np.errstate(all="ignore"):
-        time = elapsed.reshape(-1).numpy() + f(interval)
-        said = x / time
-        if adam is not None:
-            weight, square, decay, root, epsilon, factor = adam
-            v, w = square.float().reshape(-1).numpy(), weight.reshape(-1).numpy()
-            said = (said - f(decay) * w) * (np.sqrt(v) / f(root) + f(epsilon)) * f(factor)
-        arrived = np.full(x.shape, whole) | (x != 0)
-        speed = torch.from_numpy(said).to(momentum.dtype)
-        new = torch.where(torch.from_numpy(arrived & (time > 0)), speed, momentum.reshape(-1))
+        time = elapsed + f(arguments["intervals"][i])
+        said, way = x / time, (weight - own) / t
+        gap = said - keep * way
+        if arguments["squares"]:
+            square, decay, root, epsilon, factor = (arguments[name][i] for name in ADAMS)
+            v, decayed = square.float().reshape(-1).numpy(), f(decay) * weight
+            gap = (said - decayed) - keep * (way - decayed)
+            gap = gap * (np.sqrt(v) / f(root) + f(epsilon)) * f(factor)
+        arrived = np.full(x.shape, arguments["whole"][i]) | (x != 0)
+        shifted = (float(keep) * momentum.float() + torch.from_numpy(gap)).to(momentum.dtype)
+        new = torch.where(torch.from_numpy(arrived & (time > 0) & (t > 0)), shifted, momentum)
     return torch.from_numpy(np.where(arrived, f(0), time)), new
 
 
@@ -64,10 +69,14 @@ def cases(draw: st.DrawFn) -> Arguments:
         "averages": tensors(share=0.7),
         "elapsed": tensors(),
         "momenta": tensors(FLOATS),
+        "weights": tensors(),
+        "owns": tensors(),
         "intervals": numbers(0.1, 0.0, 1e-3, 30.0),
+        "times": numbers(0.1, 0.0, 1e-3, 30.0),
+        "keeps": numbers(1.0, 0.0, 0.3),
         "whole": [draw(st.booleans()) for _ in shapes],
     }
-    given = (tensors(), tensors(FLOATS), numbers(0.0, 0.01), numbers(0.03, 0.7, 1.0), numbers(1e-8, 0.0), numbers(0.1))
+    given = (tensors(FLOATS), numbers(0.0, 0.01), numbers(0.03, 0.7, 1.0), numbers(1e-8, 0.0), numbers(0.1))
     return arguments | {name: values if adam else [] for name, values in zip(ADAMS, given, strict=True)}
 
 
@@ -91,13 +100,11 @@ def _cpu(values: list[Any]) -> list[Any]:
 @given(arguments=cases())
 def test_matches_the_definition(backend: Backend, arguments: Arguments) -> None:
     after = run(backend, arguments)
-    for i, average in enumerate(arguments["averages"]):
-        adam = tuple(arguments[name][i] for name in ADAMS) if arguments["squares"] else None
-        one = (average, arguments["elapsed"][i], arguments["momenta"][i], arguments["intervals"][i])
-        elapsed, momentum = definition(*one, arguments["whole"][i], adam)
+    for i in range(len(arguments["averages"])):
+        elapsed, momentum = definition(arguments, i)
         assert_same_bits(after["elapsed"][i].reshape(-1), elapsed)
         assert_same_bits(after["momenta"][i].reshape(-1), momentum)
-    for name in ("averages", "weights", "squares"):
+    for name in READ:
         for left, right in zip(after[name], arguments[name], strict=True):
             assert_same_bits(left, right)
 
@@ -112,10 +119,13 @@ def test_blocks_and_threads_change_nothing(
         "averages": [fill((n,), torch.float32, "ties", n) for n in sizes],
         "elapsed": [fill((n,), torch.float32, "normal", n + 1).abs() for n in sizes],
         "momenta": [fill((n,), dtype, "normal", n + 2) for n in sizes],
-        "intervals": [0.1] * len(sizes),
-        "whole": [False, True, False, False],
         "weights": [fill((n,), torch.float32, "normal", n + 3) for n in sizes],
-        "squares": [fill((n,), dtype, "normal", n + 4).abs() for n in sizes],
+        "owns": [fill((n,), torch.float32, "normal", n + 4) for n in sizes],
+        "intervals": [0.1] * len(sizes),
+        "times": [0.1, 0.2, 0.0, 0.3],
+        "keeps": [1.0, 0.4, 1.0, 0.0],
+        "whole": [False, True, False, False],
+        "squares": [fill((n,), dtype, "normal", n + 5).abs() for n in sizes],
         "decays": [0.01] * len(sizes),
         "roots": [0.3] * len(sizes),
         "epsilons": [1e-8] * len(sizes),
@@ -132,38 +142,48 @@ def test_blocks_and_threads_change_nothing(
                 assert_same_bits(left, right)
 
 
-def test_sgd_moves_on_at_the_speed_of_all_ranks() -> None:
-    """Of four entries two have arrived, one after two intervals."""
-    average, elapsed, momentum = torch.tensor([0.2, 0.0, 0.6, 0.0]), torch.tensor([0.0, 0.0, 0.1, 0.1]), torch.ones(4)
-    ops.share_momentum([average], [elapsed], [momentum], intervals=[0.1], whole=[False], adams=ops.Adams())
-    torch.testing.assert_close(momentum, torch.tensor([2.0, 1.0, 3.0, 1.0]))
-    torch.testing.assert_close(elapsed, torch.tensor([0.0, 0.1, 0.0, 0.2]))
+def test_sgd_gains_what_all_ranks_were_faster_by() -> None:
+    """Of five entries three have arrived, one after two intervals, one as fast as this rank."""
+    average, elapsed, momentum = (
+        torch.tensor([0.2, 0.0, 0.6, 0.0, 0.1]),
+        torch.tensor([0, 0, 0.1, 0.1, 0]),
+        torch.ones(5),
+    )
+    own = torch.tensor([-0.1, -0.1, -0.1, -0.1, -0.1])
+    ops.share_momentum(
+        [average], [elapsed], [momentum], [torch.zeros(5)], [own],
+        intervals=[0.1], times=[0.1], keeps=[1.0], whole=[False], adams=ops.Adams(),
+    )  # fmt: skip
+    torch.testing.assert_close(momentum, torch.tensor([2.0, 1.0, 3.0, 1.0, 1.0]))
+    torch.testing.assert_close(elapsed, torch.tensor([0.0, 0.1, 0.0, 0.2, 0.0]))
 
 
 def test_adam_moves_on_at_the_speed_of_all_ranks() -> None:
-    """A step of torch's AdamW with this momentum, and a gradient that leaves it as it is, goes as far."""
+    """With one step in the interval, Adam's next, whose gradient leaves its momentum as it is, goes as far as all."""
     parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
-    adamw = torch.optim.AdamW([parameter], lr=0.1, betas=(0.9, 0.99), weight_decay=0.1)
-    for _ in range(3):
+    adamw = torch.optim.AdamW([parameter], lr=0.1, betas=(0.9, 0.99), weight_decay=0.0)
+    for _ in range(4):
+        before = parameter.detach().clone()
         parameter.grad = torch.tensor([0.5, -0.25])
         adamw.step()
     state, steps = adamw.state[parameter], 4
-    average, root = torch.tensor([0.05, -0.02]), math.sqrt(1 - 0.99**steps)
-    adams = ops.Adams([parameter.detach().clone()], [state["exp_avg_sq"]], [0.1], [root], [1e-8], [1 - 0.9**steps])
-    momentum = state["exp_avg"]
-    ops.share_momentum([average], [torch.zeros(2)], [momentum], intervals=[0.1], whole=[True], adams=adams)
-    before = parameter.detach().clone()
+    average, after = torch.tensor([0.05, -0.02]), parameter.detach().clone()
+    adams = ops.Adams([state["exp_avg_sq"]], [0.0], [math.sqrt(1 - 0.99**steps)], [1e-8], [1 - 0.9**steps])
+    momentum, elapsed = state["exp_avg"], torch.zeros(2)
+    state["step"].sub_(1)  # what is to be made again is the same step
+    numbers = {"intervals": [0.1], "times": [0.1], "keeps": [1.0], "whole": [True]}
+    ops.share_momentum([average], [elapsed], [momentum], [before], [after], **numbers, adams=adams)
     parameter.grad = momentum.clone()
     state["exp_avg_sq"].sub_(0.01 * parameter.grad**2).div_(0.99)  # its step makes of this what was there
     adamw.step()
-    torch.testing.assert_close(before - parameter.detach(), average)
+    torch.testing.assert_close(after - parameter.detach(), average)
 
 
 def good() -> Arguments:
     """Arguments that work."""
-    three = ("averages", "elapsed", "momenta", "weights", "squares")
-    numbers = {"intervals": [0.1], "whole": [True], "decays": [0.0], "roots": [1.0], "epsilons": [0.0]}
-    return {name: [torch.ones(3)] for name in three} | numbers | {"factors": [1.0]}
+    three = ("averages", "elapsed", "momenta", "weights", "owns", "squares")
+    numbers = {"intervals": [0.1], "times": [0.1], "keeps": [1.0], "whole": [True]}
+    return {name: [torch.ones(3)] for name in three} | numbers | {name: [1.0] for name in ADAMS[1:]}
 
 
 BAD_VALUES: list[BadCase] = [
@@ -171,9 +191,12 @@ BAD_VALUES: list[BadCase] = [
     ({"elapsed": [torch.ones(4)]}, r"elapsed\[0\]:? ha(s|ve) 4 entries.*3 are needed"),
     ({"momenta": [torch.ones(3), torch.ones(3)]}, "momenta has 2 values; 1 are needed"),
     ({"weights": []}, "weights has 0 values; 1 are needed"),
-    ({"squares": []}, "weights has 1 values; 0 are needed"),
+    ({"owns": [torch.ones(4)]}, r"owns\[0\]:? ha(s|ve) 4 entries.*3 are needed"),
+    ({"keeps": [math.nan]}, r"keeps\[0\] = nan"),
+    ({"squares": []}, "decays has 1 values; 0 are needed"),
     ({"squares": [torch.ones(2)]}, r"squares\[0\]:? ha(s|ve) 2 entries.*3 are needed"),
     ({"intervals": [math.inf]}, r"intervals\[0\] = inf"),
+    ({"times": [math.nan]}, r"times\[0\] = nan"),
     ({"whole": []}, "whole has 0 values; 1 are needed"),
     ({"roots": [-1.0]}, r"roots\[0\] = -1"),
     ({"factors": [math.nan]}, r"factors\[0\] = nan"),
@@ -215,7 +238,7 @@ def test_kernel_refuses_what_would_leave_memory(
 
 
 def test_no_tensors_are_fine() -> None:
-    ops.share_momentum([], [], [], intervals=[], whole=[], adams=ops.Adams())
+    ops.share_momentum([], [], [], [], [], intervals=[], times=[], keeps=[], whole=[], adams=ops.Adams())
 
 
 def test_autograd_sees_the_writes(backend: Backend) -> None:

@@ -15,7 +15,7 @@ __all__ = ["BREAKS", "refuse"]
 Break: TypeAlias = Callable[[Values, str, Any], Any]
 """Given an argument's name and value, returns the value broken; None where this cannot be done to it."""
 
-LISTS = ("grads", "weights", "outputs", "tensors", "averages", "elapsed", "momenta", "squares")
+LISTS = ("grads", "weights", "outputs", "tensors", "averages", "elapsed", "momenta", "owns", "squares")
 FREE_LENGTH = ("outputs", "tensors", "indices", "sent")  # one more or less may be another call that works
 OPTIONAL = ("sent", "rest")
 STILL_FITS = (
@@ -54,6 +54,7 @@ APART = {
         "momenta momenta",
         "elapsed elapsed",
         "elapsed weights",
+        "momenta owns",
         "momenta squares",
     ),
 }

@@ -9,12 +9,13 @@
 namespace ringprune::cuda {
 namespace {
 
-void share_momentum(at::TensorList averages, at::TensorList elapsed, at::TensorList momenta,
-                    at::ArrayRef<double> intervals, const c10::List<bool>& whole, at::TensorList weights,
-                    at::TensorList squares, at::ArrayRef<double> decays, at::ArrayRef<double> roots,
-                    at::ArrayRef<double> epsilons, at::ArrayRef<double> factors) {
-  const SharedMomentum given{averages, elapsed, momenta, intervals, whole,  weights,
-                             squares,  decays,  roots,   epsilons,  factors};
+void share_momentum(at::TensorList averages, at::TensorList elapsed, at::TensorList momenta, at::TensorList weights,
+                    at::TensorList owns, at::ArrayRef<double> intervals, at::ArrayRef<double> times,
+                    at::ArrayRef<double> keeps, const c10::List<bool>& whole, at::TensorList squares,
+                    at::ArrayRef<double> decays, at::ArrayRef<double> roots, at::ArrayRef<double> epsilons,
+                    at::ArrayRef<double> factors) {
+  const SharedMomentum given{averages, elapsed, momenta, weights, owns,  intervals, times,
+                             keeps,    whole,   squares, decays,  roots, epsilons,  factors};
   given.check();
   const Session session(averages[0]);
   HostTable<Sharing> table(averages.size());
@@ -26,8 +27,9 @@ void share_momentum(at::TensorList averages, at::TensorList elapsed, at::TensorL
     row.momentum = momenta[i].mutable_data_ptr();
     row.momentum_type = type_of(momenta[i]);
     row.pace = given.pace(i);
-    if (!given.is_adam()) continue;
     row.weight = weights[i].const_data_ptr<float>();
+    row.own = owns[i].const_data_ptr<float>();
+    if (!given.is_adam()) continue;
     row.square = squares[i].const_data_ptr();
     row.square_type = type_of(squares[i]);
   }
