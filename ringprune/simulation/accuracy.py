@@ -14,7 +14,7 @@ from ringprune.simulation.battery import Battery
 from ringprune.simulation.cell import Record
 from ringprune.simulation.document import document
 from ringprune.simulation.figures import draw
-from ringprune.simulation.log import log, markdown
+from ringprune.simulation.log import log_page
 from ringprune.simulation.makers import POLICIES_HELP
 from ringprune.simulation.methods import BUDGETS, METHODS, budget_name, methods
 from ringprune.simulation.progress import progress
@@ -99,7 +99,7 @@ def _run(options: argparse.Namespace) -> int:
         status = 0 if looking else progress(make_runs(battery.plan, store, options.jobs), options.jobs)
         records = store.records()
         if options.log:
-            print(markdown(*log(records.values(), probes=True)))
+            print(log_page(records.values(), probes=True))
         else:
             _give(battery.studies(records), records, options)
     except RingPruneError as error:

@@ -8,7 +8,7 @@ from typing import Any
 from ringprune.drawing import load_pyplot
 from ringprune.errors import ConfigurationError
 from ringprune.simulation import figures, table
-from ringprune.simulation.log import log, markdown
+from ringprune.simulation.log import log_page, markdown
 from ringprune.simulation.methods import Method
 from ringprune.simulation.rows import rows_of
 from ringprune.simulation.study import Study
@@ -43,7 +43,7 @@ def document(folder: Path, studies: Sequence[Study], records: Mapping[str, Recor
     parts: dict[str, Callable[[], str]] = {
         "methods": lambda: _methods(studies),
         "tables": lambda: _tables(studies),
-        "log": lambda: markdown(*log(records.values())),
+        "log": lambda: log_page(records.values()),
     }
     text = page.read_text()
     for name, make in parts.items():

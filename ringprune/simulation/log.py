@@ -8,7 +8,7 @@ from typing import Any
 from ringprune.simulation.rows import standard_error
 from ringprune.simulation.tasks import TASKS
 
-__all__ = ["log", "markdown"]
+__all__ = ["log", "log_page", "markdown"]
 
 Record = dict[str, Any]
 
@@ -27,6 +27,13 @@ def log(records: Iterable[Record], *, probes: bool = False) -> tuple[Sequence[st
             same = [record[key] for key in ("task", "ranks", "steps", "version", "policy", "learning_rate")]
             groups[tuple(same)].append(record)
     return HEADINGS, [_line(group) for group in sorted(groups.values(), key=_order)]
+
+
+def log_page(records: Iterable[Record], *, probes: bool = False) -> str:
+    """:func:`log` in Markdown, methods as code."""
+    headings, lines = log(records, probes=probes)
+    method = headings.index("method")
+    return markdown(headings, [[*line[:method], f"`{line[method]}`", *line[method + 1 :]] for line in lines])
 
 
 def _order(group: Sequence[Record]) -> tuple[Any, ...]:
@@ -52,7 +59,7 @@ def _line(group: Sequence[Record]) -> list[str]:
         first["task"] + old,
         str(first["ranks"]),
         str(first["steps"]),
-        f"`{first['spec']}`",
+        first["spec"],
         f"{first['learning_rate']:g}",
         value + ("" if error is None else f" ± {error:.{digits}f}"),
         str(len(group)),
