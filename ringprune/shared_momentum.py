@@ -80,16 +80,19 @@ class SharedMomentum:
             return any(group["momentum"] for group in inner.param_groups)
         return type(inner) in (Adam, AdamW)
 
-    def stepped(self, *, made: bool) -> None:
-        """A step was made, or left out on this rank alone: then its speed was zero, but time has gone by for all."""
+    def stepped(self, moved: Sequence[bool]) -> None:
+        """A step was made, or left out on this rank alone: then its speed was zero, but time has gone by for all.
+
+        Args:
+            moved: of each parameter, whether this rank's step was made, and on a gradient of it.
+        """
         rate_of = {}
         for group in self._inner.param_groups:
             rate = float(group["lr"])
             rate_of.update({id(param): rate for param in group["params"]})
         rates = [rate_of.get(id(param), 0.0) for param in self._params]  # one that was taken out of its group rests
         self.interval += torch.tensor(rates, dtype=torch.float64, device="cpu")
-        made_by = [made and param.grad is not None for param in self._params]
-        own = [rate if moved else 0.0 for rate, moved in zip(rates, made_by, strict=True)]
+        own = [rate if has_moved else 0.0 for rate, has_moved in zip(rates, moved, strict=True)]
         self.time += torch.tensor(own, dtype=torch.float64, device="cpu")
 
     @torch.no_grad()

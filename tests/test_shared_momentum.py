@@ -205,6 +205,22 @@ def test_a_rank_that_makes_no_step_keeps_its_momentum() -> None:
     assert 1.9 < two < 3.439
 
 
+@pytest.mark.parametrize("kind", ["shared", "mean"])
+def test_an_optimizer_whose_hook_drops_gradients_shares_its_momentum_all_the_same(kind: Any) -> None:
+    """It was taken for one that had had none, and so had not moved: each rank kept its own."""
+
+    def rank(comm: rp.comm.Communicator, *, dropping: bool) -> float:
+        weight, optimizer = scalar(comm, rp.Dense(local_steps=rp.LocalSteps(2, momentum=kind)))
+        if dropping:
+            optimizer._inner.register_step_post_hook(lambda inner, *arguments: inner.zero_grad())
+        for _ in range(4):
+            step_on(weight, optimizer, 1.0 + comm.rank)
+        return float(optimizer.state[weight]["momentum_buffer"])
+
+    plain, dropped = (rp.simulate(2, lambda comm, d=d: rank(comm, dropping=d)) for d in (False, True))
+    assert plain == dropped
+
+
 def test_steps_of_an_exchange_that_was_refused_do_not_count() -> None:
     def rank(comm: rp.comm.Communicator) -> float:
         weight, optimizer = scalar(comm, rp.Dense(local_steps=rp.LocalSteps(2, momentum="shared")))
