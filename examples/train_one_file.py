@@ -44,6 +44,8 @@ def main(folder: Path) -> None:
     hvd.init()  # ranks
     first = hvd.rank() == 0  # ranks
     device = torch.device("cuda", hvd.local_rank()) if torch.cuda.is_available() else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # ranks: else what names no GPU is on the first one, of all
     folder.mkdir(parents=True, exist_ok=True)
 
     bunch = load_digits()
@@ -52,9 +54,7 @@ def main(folder: Path) -> None:
     labels = torch.from_numpy(bunch.target).long()[order]
     train = TensorDataset(images[400:], labels[400:])
     held_out = images[:400].to(device), labels[:400].to(device)
-    sampler = DistributedSampler(
-        train, hvd.size(), hvd.rank(), drop_last=True
-    )  # ranks: each has its share, all as many
+    sampler = DistributedSampler(train, hvd.size(), hvd.rank(), drop_last=True)  # ranks: shares, all as large
     loader = DataLoader(train, BATCH // PARTS, sampler=sampler, drop_last=True)
     steps_per_epoch = len(loader) // PARTS
 
@@ -69,8 +69,7 @@ def main(folder: Path) -> None:
 
     mine = folder / f"rank{hvd.rank()}.pt"  # ranks: each has moments and a rest of its own
     begin = 0
-    if mine.exists():
-        saved = torch.load(mine, weights_only=True)
+    if (saved := load(mine)) is not None:
         model.load_state_dict(saved["model"])  # before the optimizer's
         optimizer.load_state_dict(saved["optimizer"])
         schedule.load_state_dict(saved["schedule"])
@@ -96,8 +95,9 @@ def main(folder: Path) -> None:
         state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         save(state | {"schedule": schedule.state_dict(), "epoch": epoch + 1}, mine)
 
-    if first and begin < EPOCHS:  # ranks
+    if first:  # ranks
         torch.save(model.state_dict(), folder / "model.pt")  # after flush() one file serves
+    if first and begin < EPOCHS:  # ranks
         stats = optimizer.stats()  # ringprune
         print(f"bytes: 1/{stats['wire_ratio']:.0f} of what dense fp32 sends")  # ringprune
 
@@ -112,8 +112,18 @@ def validate(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return hvd.allreduce(right, op=hvd.Sum).item() / len(labels)  # ranks
 
 
+def load(file: Path) -> dict | None:
+    """The state that ``file`` holds, of the same epoch on all ranks; None before there is any."""
+    saved = torch.load(file, weights_only=True) if file.exists() else None
+    epochs = hvd.allgather_object(saved["epoch"] if saved else 0)  # ranks
+    if epochs[hvd.rank()] < max(epochs):  # ranks: it was stopped when some had replaced their files; all were written
+        os.replace(file.with_suffix(".new"), file)
+        saved = torch.load(file, weights_only=True)
+    return saved
+
+
 def save(state: dict, file: Path) -> None:
-    """Write ``state``; all ranks replace their files once all are written, so that these are of one epoch."""
+    """Write ``state``; all ranks replace their files once all are written, so that :func:`load` finds one epoch."""
     torch.save(state, file.with_suffix(".new"))
     hvd.barrier()  # ranks
     os.replace(file.with_suffix(".new"), file)

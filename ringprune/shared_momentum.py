@@ -19,6 +19,9 @@ __all__ = ["SharedMomentum"]
 KEPT = 2
 """Steps of an interval up to which all that a rank's momentum has changed by is kept."""
 
+ROOM = 1 << 24
+"""Entries of which there are copies at a time, of parameters of another dtype or layout than their shared weights."""
+
 SHARPLY = 1 / 64
 FADING = 0.9
 """When the learning rate has fallen too sharply; half a cosine to zero does after its last exchange."""
@@ -80,16 +83,19 @@ class SharedMomentum:
             return any(group["momentum"] for group in inner.param_groups)
         return type(inner) in (Adam, AdamW)
 
-    def stepped(self, *, made: bool) -> None:
-        """A step was made, or left out on this rank alone: then its speed was zero, but time has gone by for all."""
+    def stepped(self, moved: Sequence[bool]) -> None:
+        """A step was made, or left out on this rank alone: then its speed was zero, but time has gone by for all.
+
+        Args:
+            moved: of each parameter, whether this rank's step was made, and on a gradient of it.
+        """
         rate_of = {}
         for group in self._inner.param_groups:
             rate = float(group["lr"])
             rate_of.update({id(param): rate for param in group["params"]})
         rates = [rate_of.get(id(param), 0.0) for param in self._params]  # one that was taken out of its group rests
         self.interval += torch.tensor(rates, dtype=torch.float64, device="cpu")
-        made_by = [made and param.grad is not None for param in self._params]
-        own = [rate if moved else 0.0 for rate, moved in zip(rates, made_by, strict=True)]
+        own = [rate if has_moved else 0.0 for rate, has_moved in zip(rates, moved, strict=True)]
         self.time += torch.tensor(own, dtype=torch.float64, device="cpu")
 
     @torch.no_grad()
@@ -103,7 +109,7 @@ class SharedMomentum:
         """
         keep = min(1.0, self._kept / max(1, steps))
         groups = {id(param): group for group in self._inner.param_groups for param in group["params"]}
-        fused, others = _Share(), _Share()  # others: what the op does not take
+        fused, others, copied = _Share(), _Share(), 0  # others: what the op does not take
         torch.maximum(self.pace.mul_(FADING), self.interval, out=self.pace)
         intervals, times, fell = (x.tolist() for x in (self.interval, self.time, self.interval < SHARPLY * self.pace))
         for i, (param, average, elapsed) in enumerate(zip(self._params, averages, self.elapsed, strict=True)):
@@ -117,8 +123,11 @@ class SharedMomentum:
             share.add(tensors, intervals=interval, times=times[i], keeps=keep, whole=whole[i])
             if not isinstance(self._inner, SGD):
                 self._add_adams(share.adams, param, groups[id(param)])
-        fused.by(ops.share_momentum, adams=fused.adams)
-        others.by(share_momentum_reference, **vars(others.adams))
+            copied += param.numel() if tensors[-1].data_ptr() != param.data_ptr() else 0
+            if copied > ROOM:
+                _call(fused, others)
+                fused, others, copied = _Share(), _Share(), 0
+        _call(fused, others)
         self.forget_interval()
 
     def state(self, param: int) -> dict[str, Tensor]:
@@ -184,3 +193,8 @@ class _Share:
         """Make the call, if there is anything."""
         if self.numbers:
             op(*self.tensors, **self.numbers, **adams)
+
+
+def _call(fused: _Share, others: _Share) -> None:
+    fused.by(ops.share_momentum, adams=fused.adams)
+    others.by(share_momentum_reference, **vars(others.adams))

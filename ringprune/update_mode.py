@@ -107,13 +107,15 @@ class UpdateMode(Mode):
         self._saw_gradient |= self.backward.touched
         self.backward.reset()
         self._begin()
-        if made := not (overflow or self._gradients_are_bad()):
+        made = not (overflow or self._gradients_are_bad())
+        moved = [made and param.grad is not None for param in self.params]  # a hook of the step may drop gradients
+        if made:
             self._step_alone(loss_scale)
             self._stepped()
         else:
             self.metrics.skipped_steps += 1
         if self._momentum is not None:
-            self._momentum.stepped(made=made)
+            self._momentum.stepped(moved)
         self._interval.stepped(self._inner.param_groups)
         if self._interval.full:
             self._exchange(flushing=False)

@@ -1,6 +1,7 @@
 """Shared momentum: after an exchange it is the speed at which the ranks have moved on average, brought up to date."""
 
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 import ringprune as rp
+from ringprune.local_steps import way
 from ringprune.shared_momentum import SharedMomentum
 from tests.training import (
     batches,
@@ -205,6 +207,22 @@ def test_a_rank_that_makes_no_step_keeps_its_momentum() -> None:
     assert 1.9 < two < 3.439
 
 
+@pytest.mark.parametrize("kind", ["shared", "mean"])
+def test_an_optimizer_whose_hook_drops_gradients_shares_its_momentum_all_the_same(kind: Any) -> None:
+    """It was taken for one that had had none, and so had not moved: each rank kept its own."""
+
+    def rank(comm: rp.comm.Communicator, *, dropping: bool) -> float:
+        weight, optimizer = scalar(comm, rp.Dense(local_steps=rp.LocalSteps(2, momentum=kind)))
+        if dropping:
+            optimizer._inner.register_step_post_hook(lambda inner, *arguments: inner.zero_grad())
+        for _ in range(4):
+            step_on(weight, optimizer, 1.0 + comm.rank)
+        return float(optimizer.state[weight]["momentum_buffer"])
+
+    plain, dropped = (rp.simulate(2, lambda comm, d=d: rank(comm, dropping=d)) for d in (False, True))
+    assert plain == dropped
+
+
 def test_steps_of_an_exchange_that_was_refused_do_not_count() -> None:
     def rank(comm: rp.comm.Communicator) -> float:
         weight, optimizer = scalar(comm, rp.Dense(local_steps=rp.LocalSteps(2, momentum="shared")))
@@ -392,6 +410,41 @@ def test_a_learning_rate_that_is_no_number_ends_no_exchange() -> None:
             return weights(model)
 
     assert same_bytes(*rp.simulate(2, rank))
+
+
+@pytest.mark.parametrize("make", [sgd, adamw])
+def test_copies_of_16_bit_parameters_are_few_at_a_time(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each had set out and had come to lay there in float32 for all of them at once: 8 bytes an entry."""
+    copies: list[weakref.ref[Tensor]] = []
+    counts: list[int] = []
+
+    def watched(shared: Tensor, param: Tensor) -> tuple[Tensor, Tensor]:
+        pair = way(shared, param)
+        copies.extend(map(weakref.ref, pair))
+        counts.append(sum(copy() is not None for copy in copies))
+        return pair
+
+    def trained(room: int) -> Tensor:
+        def rank(comm: rp.comm.Communicator) -> Tensor:
+            params = [torch.nn.Parameter(torch.full((40,), 1.0 + i, dtype=torch.bfloat16)) for i in range(8)]
+            named = [(str(i), param) for i, param in enumerate(params)]
+            optimizer = rp.DistributedOptimizer(make(params), named, policy=sharing(1.0), comm=comm)
+            for number in range(2 * H):
+                optimizer.zero_grad()
+                torch.stack(params).float().square().mul(1 + number).sum().backward()
+                optimizer.step()
+            return torch.stack([momentum_of(optimizer.state[param]).float() for param in params])
+
+        monkeypatch.setattr("ringprune.shared_momentum.ROOM", room)
+        copies.clear()
+        counts.clear()
+        return rp.simulate(1, rank)[0]
+
+    monkeypatch.setattr("ringprune.shared_momentum.way", watched)
+    together, most = trained(1 << 24), max(counts)
+    assert most == 16
+    assert same_bytes(trained(40), together)
+    assert max(counts) <= 6
 
 
 def test_what_is_loaded_into_its_state_is_what_it_goes_on_from() -> None:

@@ -140,7 +140,9 @@ class MpiCommunicator(CheckedCommunicator):
         self.threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE  # others may call MPI from theirs
         self._cuda_aware = flag("cuda_aware", cuda_aware)
         self._staging = Staging(self._request, CudaCopies())
-        weakref.finalize(self, self._own.leave).atexit = False
+        # Calls it once, whether this is closed first or collected: later another may work on the duplicate.
+        self._leave_own = weakref.finalize(self, self._own.leave)
+        self._leave_own.atexit = False
         _abort_after_uncaught_errors()
 
     def _meet(self, call: Call, token: Tensor) -> None:
@@ -262,7 +264,7 @@ class MpiCommunicator(CheckedCommunicator):
         """Close: the next communicator of the same ranks may have the duplicate, once all of them have left it."""
         super().leave()
         self._closed = True
-        self._own.leave()
+        self._leave_own()
 
 
 def _memory(tensor: Tensor) -> MPI.buffer:

@@ -160,6 +160,21 @@ def what_some_ranks_still_have_does_not(comm: Communicator) -> None:
         each.close()
 
 
+def nor_what_another_has_taken_over_since(comm: Communicator) -> None:
+    """Who had been closed left it again when collected: a third worked on it beside the second."""
+    first = MpiCommunicator()
+    first.close()
+    second = MpiCommunicator()
+    assert second._own is first._own
+    first.leave()
+    del first
+    gc.collect()
+    third = MpiCommunicator()
+    assert third._own is not second._own
+    for each in (second, third):
+        each.close()
+
+
 def nor_what_may_have_a_message_left(comm: Communicator) -> None:
     """Rank 0 has sent it and is through; who takes over would get it in place of another."""
     torn = MpiCommunicator()
@@ -190,6 +205,7 @@ if __name__ == "__main__":
         order_holds_whatever_copies_take,
         what_all_ranks_have_left_serves_again,
         what_some_ranks_still_have_does_not,
+        nor_what_another_has_taken_over_since,
         nor_what_may_have_a_message_left,
     ):
         check_together("mpi", each.__name__, partial(each, comm))
