@@ -325,7 +325,7 @@ def test_one_rank_reports_the_ratio_of_payloads() -> None:
     stats = optimizer.stats()
     assert stats["bytes_sent"] == 0
     payload = index_code(41 + 31, 7168).size + 4 * (41 + 31 + 602) + 12
-    assert stats["wire_ratio"] == pytest.approx(3 * 4 * (7168 + 602) / (3 * payload + 8 * 7))
+    assert stats["wire_ratio"] == pytest.approx(3 * 4 * (7168 + 602) / (3 * payload + 8 * (6 + 2)))
 
 
 # -- 5. determinism ---------------------------------------------------------------------------------------------------

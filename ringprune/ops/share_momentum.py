@@ -152,7 +152,7 @@ def share_momentum_reference(
         zip(averages, elapsed, momenta, weights, owns, strict=True)
     ):
         time.add_(intervals[i])
-        said, way = average / time.view_as(average), (weight - own).view_as(average) / times[i]
+        said, way = average / time.view_as(average), (weight.view_as(average) - own.view_as(average)) / times[i]
         if squares:
             decayed = decays[i] * weight.view_as(average)
             # In double: torch takes float32's roots from libraries that round them otherwise than IEEE.

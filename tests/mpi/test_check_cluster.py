@@ -32,4 +32,4 @@ def test_two_ranks_on_one_machine(tmp_path: Path) -> None:
 def test_wrong_options_are_refused_once() -> None:
     job = run_job(SCRIPT, "--density", "2", timeout=120, check=False)
     assert job.returncode not in (0, None)
-    assert job.output.count("--density has to be at most 1") == 1
+    assert job.output.count("argument --density: '2': a number above 0 and at most 1") == 1
