@@ -60,8 +60,7 @@ class UpdateMode(Mode):
         self._shared = [exact_copy(param) for param in parts.params]
         self._statistics = NormStatistics(buffers)
         self._interval = Interval(choice)
-        self._saw_gradient = self._started = self._changed = self._overflowed = self._averaged = False
-        self._resumed = False  # in an interval
+        self._saw_gradient = self._started = self._changed = self._overflowed = self._averaged = self._resumed = False
         self._set_aside: list[Tensor] | None = None  # inside shared_weights(): what this rank had
         self._raises = parts.settings.nonfinite == "raise"
         # All ranks decide before anything is exchanged, so nothing has to be taken back.
