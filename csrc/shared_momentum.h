@@ -132,4 +132,17 @@ struct SharedMomentum {
   }
 };
 
+// The op of a device, whose passes are `pass`.
+template <void (*pass)(const SharedMomentum&, at::IntArrayRef offsets)>
+void share_momentum(at::TensorList averages, at::TensorList elapsed, at::TensorList momenta, at::TensorList weights,
+                    at::TensorList owns, at::ArrayRef<double> intervals, at::ArrayRef<double> times,
+                    at::ArrayRef<double> keeps, const c10::List<bool>& whole, at::TensorList squares,
+                    at::ArrayRef<double> decays, at::ArrayRef<double> roots, at::ArrayRef<double> epsilons,
+                    at::ArrayRef<double> factors) {
+  const SharedMomentum given{averages, elapsed, momenta, weights, owns,  intervals, times,
+                             keeps,    whole,   squares, decays,  roots, epsilons,  factors};
+  pass(given, given.check());
+  given.mark();
+}
+
 }  // namespace ringprune

@@ -1,4 +1,4 @@
-"""Momentum that ranks agree on without a message: the speed at which they have moved on average."""
+"""Momentum that ranks share without a message: the speed at which they have moved on average, brought up to date."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -196,5 +196,6 @@ class _Share:
 
 
 def _call(fused: _Share, others: _Share) -> None:
+    """Share all of both."""
     fused.by(ops.share_momentum, adams=fused.adams)
     others.by(share_momentum_reference, **vars(others.adams))

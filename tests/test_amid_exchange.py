@@ -35,7 +35,7 @@ def amid(comm: Communicator, look: Callable[[], None]) -> None:
         look()
         return allreduce(*args, **kwargs)
 
-    comm.allreduce = watched  # type: ignore[method-assign]
+    comm.allreduce = watched
 
 
 def test_parameters_are_weights_at_all_times() -> None:

@@ -207,7 +207,7 @@ def test_optimizers_that_need_a_closure_are_refused() -> None:
     """One got None, called it, and failed in its own step."""
 
     class Twice(torch.optim.SGD):
-        def step(self, closure: Any) -> Any:  # type: ignore[override]  # as SAM's is: not to be left out
+        def step(self, closure: Any) -> Any:  # as SAM's is: not to be left out
             closure()
             return super().step(closure)
 

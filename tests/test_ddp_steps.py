@@ -51,7 +51,7 @@ def test_one_that_is_collected_inside_of_a_step_does_not_break_that() -> None:
     collecting = optimizers.register_optimizer_step_pre_hook(collect)
     params = [nn.Parameter(torch.zeros(2))]
     first = FirstStep(params, lambda optimizer: None)
-    first.itself = first  # type: ignore[attr-defined]
+    first.itself = first
     gone = weakref.ref(first)
     del first
     stepping(params).step()

@@ -815,7 +815,7 @@ def test_slices_follow_what_is_behind_a_parameter() -> None:
                 model.weight.fill_(comm.rank)
             optimizer = wrap(model, comm, policy)
             model.weight.data = torch.full((64, 4, 3, 3), 0.5)
-            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's annotations lack it
+            model.to(memory_format=torch.channels_last)  # torch's annotations lack it
             for _ in range(3):
                 optimizer.zero_grad()
                 model(torch.full((2, 4, 5, 5), comm.rank + 1.0)).square().mean().backward()

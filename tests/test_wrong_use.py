@@ -338,7 +338,7 @@ def test_wrong_optimizers_and_names_are_named() -> None:
         model = make_model()
         named = list(model.named_parameters())
         divided = nn.Parameter(torch.zeros(2))
-        divided.placements = ()  # type: ignore[attr-defined]  # what a DTensor has, and no other tensor
+        divided.placements = ()  # what a DTensor has, and no other tensor
         cases: list[tuple[Any, Any, str]] = [
             (sgd([divided]), [("0.weight", divided)], "'0.weight' is a DTensor"),
             (sgd(nn.LazyLinear(2).parameters()), None, "'.*0.*' of a lazy module has no shape yet"),

@@ -26,27 +26,20 @@ void change(const Loops& loop, const at::Tensor& tensor, int64_t start, int64_t 
   });
 }
 
-void share_momentum(at::TensorList averages, at::TensorList elapsed, at::TensorList momenta, at::TensorList weights,
-                    at::TensorList owns, at::ArrayRef<double> intervals, at::ArrayRef<double> times,
-                    at::ArrayRef<double> keeps, const c10::List<bool>& whole, at::TensorList squares,
-                    at::ArrayRef<double> decays, at::ArrayRef<double> roots, at::ArrayRef<double> epsilons,
-                    at::ArrayRef<double> factors) {
-  const SharedMomentum given{averages, elapsed, momenta, weights, owns,  intervals, times,
-                             keeps,    whole,   squares, decays,  roots, epsilons,  factors};
-  const std::vector<int64_t> offsets = given.check();
+void pass(const SharedMomentum& given, at::IntArrayRef offsets) {
   const bool is_adam = given.is_adam();
-  const std::vector<Entries> square = entries_of(squares);
+  const std::vector<Entries> square = entries_of(given.squares);
   const Loops& loop = loops();
   at::parallel_for(0, offsets.back(), kGrain, [&](int64_t begin, int64_t end) {
     for_each_run(offsets, begin, end, [&](int64_t tensor, int64_t lo, int64_t hi) {
-      const float* average = averages[tensor].const_data_ptr<float>();
-      const float* weight = weights[tensor].const_data_ptr<float>();
-      const float* own = owns[tensor].const_data_ptr<float>();
-      float* time = elapsed[tensor].mutable_data_ptr<float>();
+      const float* average = given.averages[tensor].const_data_ptr<float>();
+      const float* weight = given.weights[tensor].const_data_ptr<float>();
+      const float* own = given.owns[tensor].const_data_ptr<float>();
+      float* time = given.elapsed[tensor].mutable_data_ptr<float>();
       const Pace pace = given.pace(tensor);
       for_each_block(lo - offsets[tensor], hi - offsets[tensor], [&](int64_t at, int64_t entries) {
         std::array<float, kBlock> room;
-        change(loop, momenta[tensor], at, entries, [&](float* momentum) {
+        change(loop, given.momenta[tensor], at, entries, [&](float* momentum) {
           Shared run{average + at, time + at, momentum, weight + at, own + at, nullptr, entries, pace};
           if (!is_adam) return loop.share_momentum(run);
           run.square = square[tensor].at(loop, at, entries, room.data());
@@ -55,11 +48,10 @@ void share_momentum(at::TensorList averages, at::TensorList elapsed, at::TensorL
       });
     });
   });
-  given.mark();
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(ringprune, CPU, m) { m.impl("share_momentum", share_momentum); }
+TORCH_LIBRARY_IMPL(ringprune, CPU, m) { m.impl("share_momentum", share_momentum<pass>); }
 
 }  // namespace ringprune

@@ -80,10 +80,8 @@ class Exchange:
         self._plan, self.checked, self.alike = plan, False, False
         ring = RingChoice(0, "our ring, as asked for") if policy.reduction == "ring" else RingChoice.never()
         rotation = Rotation(plan, policy.turns) if policy.turns > 1 else None
-        self._setting = Setting(
-            policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation, first=first
-        )
-        self._setting.besides = besides
+        shared = (policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation)
+        self._setting = Setting(*shared, first=first, besides=besides)
         self.damage = self._setting.damage
         self._keeps = [issubclass(kind_of(bucket, policy), KeptLane) for bucket in plan.buckets]
         self._lanes = [lane_of(bucket, self._setting, nodes) for bucket in plan.buckets]

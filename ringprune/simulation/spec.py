@@ -164,10 +164,7 @@ def _hints(name: str) -> Mapping[str, Any]:
     """Types of a policy's arguments."""
     try:
         return typing.get_type_hints(maker(name))
-    except (
-        NameError,
-        TypeError,
-    ) as error:  # of a user's function: of what is imported for checkers alone, or no function
+    except (NameError, TypeError) as error:  # a user's: it names what is imported for checkers alone, or is no function
         raise ConfigurationError(f"policy {name!r}: its annotations cannot be read: {error}") from error
 
 

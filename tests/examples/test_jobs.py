@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+import demo
 import pytest
 import ranks
 import torch
@@ -126,7 +127,6 @@ def test_learning_rate_rises_and_falls() -> None:
 @pytest.mark.parametrize("words", [("--np", "0"), ("--seeds", "0"), ("--steps", "-1"), ("--time-limit", "0")])
 def test_the_demo_refuses_numbers_that_cannot_be(words: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """``--seeds 0`` ended in an IndexError, ``--steps -1`` in the trouble of every job."""
-    demo = pytest.importorskip("demo")
     monkeypatch.setattr(sys, "argv", ["demo.py", *words])
     with pytest.raises(SystemExit, match="2"):
         demo.arguments()

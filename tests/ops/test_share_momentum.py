@@ -144,16 +144,10 @@ def test_blocks_and_threads_change_nothing(
 
 def test_sgd_gains_what_all_ranks_were_faster_by() -> None:
     """Of five entries three have arrived, one after two intervals, one as fast as this rank."""
-    average, elapsed, momentum = (
-        torch.tensor([0.2, 0.0, 0.6, 0.0, 0.1]),
-        torch.tensor([0, 0, 0.1, 0.1, 0]),
-        torch.ones(5),
-    )
-    own = torch.tensor([-0.1, -0.1, -0.1, -0.1, -0.1])
-    ops.share_momentum(
-        [average], [elapsed], [momentum], [torch.zeros(5)], [own],
-        intervals=[0.1], times=[0.1], keeps=[1.0], whole=[False], adams=ops.Adams(),
-    )  # fmt: skip
+    average, elapsed = torch.tensor([0.2, 0.0, 0.6, 0.0, 0.1]), torch.tensor([0, 0, 0.1, 0.1, 0])
+    momentum, start = torch.ones(5), torch.zeros(5)
+    numbers = {"intervals": [0.1], "times": [0.1], "keeps": [1.0], "whole": [False]}
+    ops.share_momentum([average], [elapsed], [momentum], [start], [start - 0.1], **numbers, adams=ops.Adams())
     torch.testing.assert_close(momentum, torch.tensor([2.0, 1.0, 3.0, 1.0, 1.0]))
     torch.testing.assert_close(elapsed, torch.tensor([0.0, 0.1, 0.0, 0.2, 0.0]))
 

@@ -91,9 +91,8 @@ def test_reading_a_store_runs_nobodys_code(folder: Path) -> None:
     assert MODULE not in sys.modules
 
 
-@pytest.mark.parametrize("command", [["advise", "--model", "resnet18", "--ranks", "4", "--rate", "1gbit"],
-                                     ["bench", "step", "--model", "resnet18"]])  # fmt: skip
-def test_what_only_simulations_do_is_refused_elsewhere(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", ["advise --model resnet18 --ranks 4 --rate 1gbit", "bench step --model resnet18"])
+def test_what_only_simulations_do_is_refused_elsewhere(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """``flush=1`` was taken and did nothing."""
-    assert __main__.main([*command, "--methods", "iwp:flush=1"]) == 2
+    assert __main__.main([*command.split(), "--methods", "iwp:flush=1"]) == 2
     assert "'iwp:flush=1': flush is what ringprune simulate does" in capsys.readouterr().err
