@@ -110,7 +110,6 @@ class DDPHook:
         self._touched: set[int] = set()  # ids of parameters that have got a gradient here since the last pass
         self._watched: set[int] = set()
         self._layout: list[tuple[int, ...]] = []
-        self._found: list[tuple[Sequence[int], Tensor]] = []  # counts of NaN and infinite entries, not yet read
         self._steady, self._alike = False, 0  # how many passes in a row have had the layout of the one before
         self._exchange: Exchange | None = None
         self._tally: dict[str, int] = {}  # of selection, in exchanges before it
@@ -178,7 +177,7 @@ class DDPHook:
             correction = Correction(own, [0.0] * len(grads), [False] * len(grads))
             found = self._exchange.start(bucket.index, grads, correction)
             assert found is not None, "entries are counted"
-            self._found.append((bucket.members, found))
+            self._verdict.count(bucket.members, found)
 
     def _factors(self, grads: Sequence[Tensor]) -> list[float]:
         return self._policy.clipping.factors(grads, 1 / self._scale.value, self._comm.size)
@@ -195,7 +194,7 @@ class DDPHook:
             self._steady = self._alike >= 2 and self._policy.clipping.norm is None
             self._start_all()
         assert self._exchange is not None
-        self._note_nonfinite()
+        self._verdict.note_counted()
         self._verdict.saw_gradient = True
         self._exchange.reduce(self._verdict.start)
         made = self._verdict.wait()
@@ -219,16 +218,6 @@ class DDPHook:
             factors = dict(enumerate(self._factors(grads)))
         for position in range(len(self._arrived)):
             self._start(position, factors)
-
-    def _note_nonfinite(self) -> None:
-        for members, counts in self._found:
-            for member, count in zip(members, counts.tolist(), strict=True):
-                if count:
-                    spec = self._plan.params[member]
-                    self._verdict.note_nonfinite(
-                        f"the gradient of {spec.name!r} has {count} of {spec.numel} entries NaN or infinite"
-                    )
-        self._found = []
 
     def _write(self) -> None:
         assert self._exchange is not None
@@ -298,8 +287,9 @@ class DDPHook:
         self._plan, self._buckets = plan_of_ddp(ddps, self._names, self._policy, facts)
         if self._exchange is None:
             self._metrics = Metrics(self._comm.traffic, self._plan.numel)
-            nonfinite = "skip" if self._scale.enabled else "raise"
-            self._verdict = Verdict(self._comm, self._metrics, nonfinite, expected=self._scale.enabled)
+        expected = self._scale.enabled
+        nonfinite = "skip" if expected else "raise"
+        self._verdict = Verdict(self._comm, self._plan.params, self._metrics, nonfinite, expected=expected)
         # spare: a pass that some rank refuses is taken back
         exchange = Exchange(
             self._plan, self._policy, self._comm, self._metrics, self._params,
@@ -317,7 +307,6 @@ class DDPHook:
         if self._exchange is not None:  # those that have run out of batches, in join(), need not have the same weights
             exchange.alike = self._exchange.checked
         self._exchange, self._saved, self._layout = exchange, None, layout
-        self._found = []
 
     def _check_same(self, params: Sequence[Tensor]) -> None:
         """Whether the new buckets are of the parameters of before."""

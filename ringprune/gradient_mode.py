@@ -6,7 +6,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor
 
-from ringprune import momentum
+from ringprune import momentum, ops
 from ringprune.averages import Averages
 from ringprune.checkpoint import Origin, divide_sums
 from ringprune.embedding import any_embeddings
@@ -95,17 +95,13 @@ class GradientMode(Mode):
         grads = self._gradients.of(bucket.members)
         own = self._factors(grads) if factors is None else [factors[i] for i in bucket.members]
         found = self.exchange.start(index, grads, self._correction(bucket, own, alone), count=factors is None)
-        if factors is None:
-            self._note_found(bucket.members, found)
+        if found is not None:
+            self._verdict.count(bucket.members, found)
 
     def _take(self, params: Sequence[int]) -> bool:
         """Gradients are taken; whether they may be overwritten. A GradScaler reads and writes them until the step."""
         alone = [self._taken.take(i) for i in params if not self._specs[i].sparse]
         return all(alone) and not self.scale.enabled
-
-    def _note_found(self, members: Sequence[int], found: Tensor | None) -> None:
-        assert found is not None, "entries were to be counted"
-        self._found.append((members, found))
 
     def _note_changes(self) -> None:
         """Gradients that were changed since an exchange took them: what was meant would be lost, or made in part."""
@@ -175,7 +171,7 @@ class GradientMode(Mode):
         held, self._held = self._held, []
         for index in [*held, *self.backward.remaining()]:
             self._start(index, None)
-        self._note_nonfinite()
+        self._verdict.note_counted()
         self._note_changes()
         self.exchange.reduce(self._verdict.start)
         made = self._verdict.wait()
@@ -191,8 +187,8 @@ class GradientMode(Mode):
         everything = range(len(self.params))
         self._take(everything)  # before anything here lies in their memory too
         grads = self._gradients.of(everything)
-        self._count_nonfinite(everything, entries(grads))
-        self._note_nonfinite()
+        self._verdict.count(everything, ops.count_nonfinite(entries(grads)))
+        self._verdict.note_counted()
         self._verdict.start()
         if not self._verdict.wait():
             self.metrics.exchanged()

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringprune import ops
 from ringprune.backward import Backward
 from ringprune.checkpoint import Origin
 from ringprune.drift import Drift
@@ -68,7 +67,7 @@ class Mode(ABC):
             parts.inner, parts.params, parts.specs, [table.weight for table in parts.embeddings.values()], parts.model
         )
         self.metrics = parts.metrics or Metrics(comm.traffic, plan.numel, nodes)
-        self._verdict = Verdict(comm, self.metrics, settings.nonfinite, expected=parts.scale.enabled)
+        self._verdict = Verdict(comm, plan.params, self.metrics, settings.nonfinite, expected=parts.scale.enabled)
         self.exchange = Exchange(
             plan,
             parts.policy,
@@ -86,7 +85,6 @@ class Mode(ABC):
         )
         self._drift = Drift(settings.check_every, comm, self.metrics)
         self._open = False
-        self._found: list[tuple[Sequence[int], Tensor]] = []  # counts of NaN and infinite entries, not yet read
         self._parts = parts
         self.watch(settings.passes)
 
@@ -191,18 +189,6 @@ class Mode(ABC):
             )
             raise
 
-    def _nonfinite(self, what: str) -> list[str]:
-        """Read what was counted; the first wait for the device where there is one."""
-        findings = []
-        members = [member for found, _ in self._found for member in found]
-        counts = torch.cat([counts for _, counts in self._found]).tolist() if self._found else []
-        for member, count in zip(members, counts, strict=True):
-            if count:
-                spec = self.plan.params[member]
-                findings.append(f"the {what} of {spec.name!r} has {count} of {spec.numel} entries NaN or infinite")
-        self._found = []
-        return findings
-
     def _bad_rows(self) -> list[str]:
         """Which gradients of this rank's own rows hold NaN or infinity."""
         held = [(name, embedding.weight.grad) for name, embedding in self.embeddings.items()]
@@ -214,13 +200,6 @@ class Mode(ABC):
         """Bring the gradients of this rank's own rows to unscaled units."""
         if scale != 1.0:
             self.scale.multiply([embedding.weight for embedding in self.embeddings.values()], 1 / scale)
-
-    def _note_nonfinite(self, what: str = "gradient") -> None:
-        for finding in self._nonfinite(what):
-            self._verdict.note_nonfinite(finding)
-
-    def _count_nonfinite(self, members: Sequence[int], tensors: Sequence[Tensor]) -> None:
-        self._found.append((members, ops.count_nonfinite(tensors)))
 
     def _compare(self, what: str, tensors: Sequence[Tensor]) -> None:
         """After an exchange, where it is time for it: whether all ranks hold the same.

@@ -136,14 +136,16 @@ class PriorityMode(GradientMode):
         grads = [part_of(whole[piece.param], piece) for piece in pieces]
         with self._driver as dispatch:
             correction = self._correction(bucket, self._factors(grads), alone)
-            self._note_found(bucket.members, self.exchange.start_alone(index, grads, correction))
+            found = self.exchange.start_alone(index, grads, correction)
+            if found is not None:
+                self._verdict.count(bucket.members, found)
             self._driver.follow()
             dispatch.ready(index)
         self._driver.go()
 
     def _judge(self) -> Verdict:
         """All messages of the step have been started: send what this rank has found."""
-        self._note_nonfinite()
+        self._verdict.note_counted()
         self._verdict.start()
         return self._verdict
 

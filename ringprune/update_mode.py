@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ringprune.arguments import DENSE_ONLY
+from ringprune import ops
 from ringprune.checkpoint import Origin
 from ringprune.devices import differing
 from ringprune.errors import UsageError
+from ringprune.local_gradients import LocalGradients
 from ringprune.local_steps import Interval, LocalSteps, OuterStep, exact_copy, moved_by
-from ringprune.memory import overlapping
 from ringprune.mode import Mode
 from ringprune.norm_statistics import NormStatistics
 from ringprune.parts import Parts
@@ -65,6 +65,7 @@ class UpdateMode(Mode):
         self._raises = parts.settings.nonfinite == "raise"
         # All ranks decide before anything is exchanged, so nothing has to be taken back.
         super().__init__(parts, self._shared, velocity=False, spare=False)
+        self._gradients = LocalGradients(parts.inner, self.params, self._policy.clipping)
         self._outer = OuterStep(choice, self._shared)
         self._momentum = None
         if choice.shares_momentum and SharedMomentum.serves(parts.inner):
@@ -122,22 +123,15 @@ class UpdateMode(Mode):
     def _step_alone(self, loss_scale: float) -> None:
         """Let the wrapped optimizer step. Where it fails on this rank alone, all raise at the next exchange."""
         try:
-            self._make_dense()
-            self._correct(loss_scale)
+            self._gradients.make_dense()
+            self._gradients.correct(loss_scale)
+            self._unscale_rows(loss_scale)
             self._inner.step()
         except Exception as error:
             _log.exception(
                 "rank %d: the wrapped optimizer failed; all ranks raise at the next exchange", self._comm.rank
             )
             self.note_fault(f"{type(error).__name__} in step() of the wrapped optimizer: {error}")
-
-    def _make_dense(self) -> None:
-        """Sparse gradients, for an optimizer that takes none: as gradient mode does for any."""
-        always = type(self._inner).__name__ in DENSE_ONLY
-        for group in self._inner.param_groups:
-            for param in group["params"] if always or group.get("weight_decay") else ():
-                if param.grad is not None and param.grad.is_sparse:
-                    param.grad = param.grad.to_dense()
 
     def _begin(self) -> None:
         """Before a step or a flush, of which ranks need not make the same one first.
@@ -171,34 +165,14 @@ class UpdateMode(Mode):
 
     def _gradients_are_bad(self) -> bool:
         """Whether a gradient of this rank holds NaN or infinity; noted for the next exchange where that is to raise."""
-        held = [(i, param.grad) for i, param in enumerate(self.params) if param.grad is not None]
-        grads = [grad.coalesce().values() if grad.is_sparse else grad.detach() for _, grad in held]
-        if grads:
-            self._count_nonfinite([i for i, _ in held], [grad.contiguous() for grad in grads])
-        findings = self._nonfinite("gradient") + self._bad_rows()
+        self._verdict.count(*self._gradients.count_nonfinite())
+        findings = self._verdict.read() + self._bad_rows()
         for finding in findings:
             if self._raises:
                 self._verdict.note_nonfinite(finding)
             else:
                 _log.warning("rank %d: local step skipped: %s", self._comm.rank, finding)
         return bool(findings)
-
-    def _correct(self, loss_scale: float) -> None:
-        """Bring the gradients to unscaled units and clip them; the bound is one rank's own."""
-        held = [(param, param.grad) for param in self.params if param.grad is not None]
-        grads = [grad for _, grad in held]
-        factors = self._policy.clipping.factors(
-            [grad.coalesce().values() if grad.is_sparse else grad.detach().contiguous() for grad in grads],
-            1 / loss_scale,
-            ranks=1,
-        )
-        if any(factor != 1.0 for factor in factors):
-            for i in overlapping(grads):  # what is multiplied for one of them is not for the other
-                held[i][0].grad = grads[i] = grads[i].clone()
-        for grad, factor in zip(grads, factors, strict=True):
-            if factor != 1.0:
-                grad.mul_(factor)
-        self._unscale_rows(loss_scale)
 
     # -- an exchange --------------------------------------------------------------------------------------------------
 
@@ -258,8 +232,8 @@ class UpdateMode(Mode):
     def _moved(self) -> list[Tensor]:
         """What the weights have moved by: contiguous, float32 or float64; noted where it is not finite."""
         moved = moved_by(self._shared, [param.detach() for param in self.params])
-        self._count_nonfinite(range(len(moved)), moved)
-        for finding in self._nonfinite("weight"):
+        self._verdict.count(range(len(moved)), ops.count_nonfinite(moved))
+        for finding in self._verdict.read("weight"):
             self._overflowed = True
             self._verdict.note_nonfinite(finding)
         return moved

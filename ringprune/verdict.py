@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from ringprune.comm.communicator import CPU, Communicator, Handle
 from ringprune.errors import ConfigurationError, NonFiniteGradientError, UsageError
 from ringprune.metrics import Metrics
-from ringprune.plan import gather_texts
+from ringprune.plan import ParamSpec, gather_texts
 from ringprune.rank_words import by_rank
 
 __all__ = ["NonFinite", "Verdict"]
@@ -38,15 +39,18 @@ class Verdict:
 
     Args:
         comm: the communicator.
+        params: of the Plan; what is counted is told by their names.
         metrics: counts the bytes as headers.
         nonfinite: what to do when a gradient holds NaN or infinity: raise, or skip the step; on all ranks.
         expected: skipped steps are no news, since a GradScaler looks for the largest scale that works.
     """
 
-    def __init__(self, comm: Communicator, metrics: Metrics, nonfinite: str, *, expected: bool) -> None:
+    def __init__(
+        self, comm: Communicator, params: Sequence[ParamSpec], metrics: Metrics, nonfinite: str, *, expected: bool
+    ) -> None:
         if nonfinite not in ("raise", "skip"):
             raise ConfigurationError(f'nonfinite={nonfinite!r}: "raise" or "skip"')
-        self._comm, self._metrics = comm, metrics
+        self._comm, self._params, self._metrics = comm, params, metrics
         self._raise = nonfinite == "raise"
         self._level = logging.DEBUG if expected else logging.WARNING
         self._handle: Handle | None = None
@@ -56,6 +60,7 @@ class Verdict:
         """Forget the findings; a new step begins, of which ``fault`` is known already."""
         self.saw_gradient = False
         self.more: list[int] = []
+        self._counted: list[tuple[Sequence[int], Tensor]] = []
         self._nonfinite: list[str] = []
         self.fault = fault
 
@@ -63,6 +68,26 @@ class Verdict:
         """What was found in the run that is left behind is forgotten; that of a checkpoint is told, if it is to be."""
         self.clear(fault)
         self._nonfinite = list(findings) if self._raise else []
+
+    def count(self, params: Sequence[int], counts: Tensor) -> None:
+        """How many entries of each of ``params`` are NaN or infinite, int64; read together, by :meth:`read`."""
+        self._counted.append((params, counts))
+
+    def read(self, what: str = "gradient") -> list[str]:
+        """A finding for each ``what`` that was counted to have such entries; the first waits for the device."""
+        params = [param for members, _ in self._counted for param in members]
+        counts = torch.cat([counts for _, counts in self._counted]).tolist() if self._counted else []
+        self._counted = []
+        specs = [self._params[param] for param in params]
+        return [
+            f"the {what} of {spec.name!r} has {count} of {spec.numel} entries NaN or infinite"
+            for spec, count in zip(specs, counts, strict=True)
+            if count
+        ]
+
+    def note_counted(self) -> None:
+        """Read what was counted of gradients, and note what is found."""
+        self._nonfinite += self.read()
 
     def note_nonfinite(self, finding: str) -> None:
         """A gradient of this rank holds NaN or infinity."""
