@@ -26,6 +26,7 @@ class Backward:
         buckets: for each bucket, the positions of the parameters whose gradients it needs.
         passes: backward passes that make one step.
         full: bound method, called with a bucket's index when all its gradients have had their passes.
+        passed: bound method, called after each gradient, of a bucket that is full or not.
         also: parameters that are exchanged elsewhere, by name: their gradients are of a backward pass as well.
         in_order: only once those of every bucket before it have too: in the same order on every rank, whatever order
             the hooks fire in.
@@ -46,6 +47,7 @@ class Backward:
         passes: int,
         *,
         full: Callable[[int], None],
+        passed: Callable[[], None],
         excess: Callable[[str], None],
         also: Mapping[str, Tensor] | None = None,
         in_order: bool = True,
@@ -61,6 +63,7 @@ class Backward:
         self.ready: Callable[[int], None] | None = None
         # Weak: the methods' owner holds this object, and is to go when the user drops it.
         self._full, self._excess = weakref.WeakMethod(full), weakref.WeakMethod(excess)
+        self._passed = weakref.WeakMethod(passed)
         self._names, self._buckets, self._in_order = names, buckets, in_order
         self._buckets_of: list[list[int]] = [[] for _ in params]
         for number, members in enumerate(buckets):
@@ -116,6 +119,7 @@ class Backward:
                 self._report(bucket)
         while self._in_order and self._unreported and not self._missing[first := next(iter(self._unreported))]:
             self._report(first)
+        _alive(self._passed)()
 
     def _report(self, bucket: int) -> None:
         del self._unreported[bucket]

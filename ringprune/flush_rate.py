@@ -26,6 +26,6 @@ def tell_of_rates(groups: Iterable[Mapping[str, Any]], highest: Iterable[float])
         _log.warning(
             "flush() makes one step of all that was kept back, at learning rate %g. Unless the rate has fallen far "
             "below its highest, to a tenth or less, that step is far larger than others and can cost accuracy: compare "
-            "before and after. Running statistics of BatchNorm are those of before it",
+            "before and after. Running statistics, of a BatchNorm where there is one, are those of before it",
             max(high),
         )

@@ -66,11 +66,15 @@ class GradientMode(Mode):
             # may wait for this one, in the push of a sharded embedding. Nor in one that is being timed.
             self._held.append(index)
 
+    def _gradient_passed(self) -> None:
+        if self._open and self._overlap:
+            self.exchange.go_on()
+
     def _excess(self, name: str) -> None:
         self._verdict.note_fault(
             f"parameter {name!r} got more gradients than backward_passes_per_step={self.backward.passes} before "
-            "step(); raise it to accumulate over more backward passes. Where torch.utils.checkpoint has a layer twice, "
-            "give it use_reentrant=False"
+            "step(); raise it to accumulate over more backward passes. Where a GAN's other loss reaches it, freeze it "
+            "meanwhile (requires_grad_(False)); torch.utils.checkpoint has a layer twice without use_reentrant=False"
         )
 
     def _open_step(self) -> None:

@@ -30,7 +30,8 @@ _LEFT_OUT = (
 )
 
 _OWN_GRADIENTS = (
-    "call step(), or zero_grad(), which with local_steps throws a backward pass away, as a GAN's other loss"
+    "call step(), or zero_grad() of the wrapper, which with local_steps throws a backward pass away, as a GAN's other "
+    "loss"
 )
 
 _log = logging.getLogger("ringprune")
@@ -97,6 +98,7 @@ class Mode(ABC):
             [parts.members(bucket) for bucket in self.plan.buckets],
             passes,
             full=self._bucket_full,
+            passed=self._gradient_passed,
             excess=self._excess,
             also={name: embedding.weight for name, embedding in self.embeddings.items()},
             in_order=parts.sliced is None,
@@ -105,6 +107,10 @@ class Mode(ABC):
     @abstractmethod
     def _bucket_full(self, index: int) -> None:
         """All gradients of a bucket, and of those before it, are there."""
+
+    @abstractmethod
+    def _gradient_passed(self) -> None:
+        """A gradient is there, of a bucket that is full, and reported, or is not."""
 
     @abstractmethod
     def _excess(self, name: str) -> None:

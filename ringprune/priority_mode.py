@@ -96,6 +96,9 @@ class PriorityMode(GradientMode):
 
     # -- during backward ----------------------------------------------------------------------------------------------
 
+    def _gradient_passed(self) -> None:
+        """The driver takes buckets further."""
+
     def _open_step(self) -> None:
         if self._open or self._failed is not None:
             return

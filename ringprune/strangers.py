@@ -63,10 +63,16 @@ class Strangers:
                     yield _CONVERTED.format(spec.name, spec.dtype, param.dtype)
                 if param.requires_grad and id(param) not in self._known:
                     yield (
-                        f"a parameter of shape {list(param.shape)} in param group {number} requires a gradient and did "
-                        "not, or was not there, when the optimizer was wrapped: freeze it, flush() and close() the "
-                        "wrapper, and only then unfreeze it and wrap again"
+                        f"{self._called(param)} in param group {number} requires a gradient and did not, or was not "
+                        "there, when the optimizer was wrapped: freeze it, flush() and close() the wrapper, and only "
+                        "then unfreeze it, give all ranks the same weights (ringprune.broadcast_parameters) and wrap "
+                        "again"
                     )
+
+    def _called(self, param: Tensor) -> str:
+        named = () if self._model is None else self._model.named_parameters()
+        names = [repr(name) for name, known in named if known is param]
+        return names[0] if names else f"a parameter of shape {list(param.shape)}"
 
     def in_model(self) -> str | None:
         """What is wrong with what the model trains: a layer that took another's place is in no optimizer."""

@@ -35,6 +35,10 @@ _MEANWHILE = (
     "shared_weights() in the middle of an exchange, as by a signal's handler: there the shared weights are being made. "
     "Let the handler set a flag, and save after step()"
 )
+_BROADCAST = (
+    "hvd.broadcast_optimizer_state() after load_state_dict() with local_steps: what every rank has loaded is its own, "
+    "and would be rank 0's now. Where a script resumes leave it away, and hvd.broadcast_parameters() too"
+)
 _UNDONE = "What the weights have moved by since the last exchange is undone"
 
 _log = logging.getLogger("ringprune")
@@ -61,6 +65,7 @@ class UpdateMode(Mode):
         self._statistics = NormStatistics(buffers)
         self._interval = Interval(choice)
         self._saw_gradient = self._started = self._changed = self._overflowed = self._averaged = self._resumed = False
+        self._loaded_own = False  # a checkpoint, since the last flush
         self._set_aside: list[Tensor] | None = None  # inside shared_weights(): what this rank had
         self._raises = parts.settings.nonfinite == "raise"
         # All ranks decide before anything is exchanged, so nothing has to be taken back.
@@ -74,6 +79,9 @@ class UpdateMode(Mode):
     def _bucket_full(self, index: int) -> None:
         """Gradients stay on the rank."""
 
+    def _gradient_passed(self) -> None:
+        """Nothing is under way."""
+
     def _excess(self, name: str) -> None:
         """Gradients add up locally, however many there are."""
 
@@ -86,7 +94,19 @@ class UpdateMode(Mode):
         """Check that ``call`` is not made inside :meth:`shared_weights`, nor between backward and step."""
         if self._set_aside is not None:
             raise UsageError(f"{call} inside shared_weights(): there the parameters are not this rank's own")
+        if not self._open and all(param.grad is None for param in self.updated):
+            self.backward.reset()  # thrown away by zero_grad() of the model
         super().idle(call)
+
+    def prepare_saving(self, *, for_horovod: bool) -> None:
+        """As every mode; Horovod's broadcast, after a checkpoint was loaded, would make every rank's own rank 0's.
+
+        Raises:
+            UsageError: so it would; on all ranks, which have come to the same step.
+        """
+        super().prepare_saving(for_horovod=for_horovod)
+        if for_horovod and self._loaded_own:
+            raise UsageError(_BROADCAST)
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -291,6 +311,7 @@ class UpdateMode(Mode):
         if self._momentum is not None:
             self._momentum.exchanged_all()
         self._restore()
+        self._loaded_own = False
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
@@ -367,7 +388,7 @@ class UpdateMode(Mode):
         super().resumed(saved, origin)
         self._changed = self._overflowed = False
         self._interval.steps, self._started = origin.local_steps, True
-        self._resumed = origin.local_steps > 0
+        self._resumed, self._loaded_own = origin.local_steps > 0, not origin.flushed
         self._averaged = origin.step > 0 or self._resumed
         self._saw_gradient = origin.local_steps > 0
         if not origin.local_steps:

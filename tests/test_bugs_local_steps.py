@@ -1,5 +1,6 @@
 """Bugs that were found in local steps, each as the story of what a training script did."""
 
+import copy
 import logging
 from typing import Any
 
@@ -417,3 +418,52 @@ def test_a_flush_sends_what_rounding_dropped_of_dense_tensors(policy: rp.Policy,
     results = rp.simulate(4, rank, ranks_per_node=2)
     mean = torch.stack([moved for moved, _ in results]).mean(0)
     assert all(torch.allclose(change, mean, atol=1e-5) for _, change in results)
+
+
+def test_a_flush_comes_after_a_pass_that_the_models_zero_grad_has_thrown_away() -> None:
+    """A GAN's discriminator is given gradients by the generator's loss: nobody calls the wrapper's zero_grad() then."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.IWP(0.1, local_steps=2))
+        run(model, optimizer, comm.rank, 3)
+        loss_of(model, next(batches(comm.rank, 1))).backward()
+        with pytest.raises(rp.UsageError, match="of the wrapper"):
+            optimizer.flush()
+        model.zero_grad()
+        optimizer.flush()
+        run(model, optimizer, comm.rank, 2)
+
+    rp.simulate(2, rank)
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_horovods_broadcast_after_a_checkpoint_was_loaded_is_refused(
+    flushed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In silence rank 0's moments, and what it had not exchanged yet, became every rank's: no run went on as it was."""
+    asked = {"by Horovod": False}
+    monkeypatch.setattr("ringprune.from_horovod.called_by_broadcast", lambda: asked["by Horovod"])
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.IWP(0.1, local_steps=2))
+        run(model, optimizer, comm.rank, 3)
+        if flushed:
+            optimizer.flush()
+        optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        comm.barrier(name="now Horovod asks")
+        asked["by Horovod"] = True
+        if flushed:
+            optimizer.state_dict()
+        else:
+            with pytest.raises(rp.UsageError, match="broadcast_optimizer_state"):
+                optimizer.state_dict()
+        comm.barrier(name="Horovod has asked")
+        asked["by Horovod"] = False
+        optimizer.flush()
+        comm.barrier(name="again")
+        asked["by Horovod"] = True
+        optimizer.state_dict()
+
+    rp.simulate(2, rank)

@@ -1,5 +1,6 @@
 """Runs the lanes of all buckets in one order on every rank, and makes a step of all or of none."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -24,6 +25,9 @@ from ringprune.residual import Correction
 from ringprune.routing import sent_whole
 
 __all__ = ["Exchange"]
+
+ASKED_EVERY = 5e-4
+"""Seconds at least from one time to the next that a backward pass lets messages go on."""
 
 PER_TENSOR = ("rms", "relevance", "guard", "overlap", "empty")
 """What is kept of a tensor as a whole; all else has its shape."""
@@ -88,6 +92,7 @@ class Exchange:
         self.accounts = Accounts(plan, self._setting, self._lanes)
         self._turns: deque[Lane] = deque()
         self._error: RingPruneError | None = None
+        self._asked = 0.0  # when, by the monotonic clock
         # Steps of our ring match by their order; with a schedule buckets are waited for in any.
         self._measures = policy.reduction == "auto" and nodes is None and policy.schedule is None
         self._may_send_whole: Callable[[int], bool] | None = None
@@ -155,12 +160,30 @@ class Exchange:
         started, found = self._lanes[index], self.start_alone(index, corrected, correction, count=count)
         # Lanes that are over here are over on every rank when their turn would come there.
         self._turns.extend([started] * (1 + started.eager) + [lane for lane in self._lanes[:index] if not lane.over])
+        self._take_turns()
+        return found
+
+    def go_on(self) -> None:
+        """Between :meth:`start` and :meth:`reduce`, as often as one likes: take turns that need no waiting any more.
+
+        MPI moves large messages only while it is asked for them: a backward pass without this would be over first.
+        """
+        now = time.monotonic()
+        if now >= self._asked + ASKED_EVERY:
+            self._asked = now
+            self._take_turns()
+            self._ask()
+
+    def _take_turns(self) -> None:
         try:
             while self._turns and self._turns[0].done() and self._error is None:
                 self._turns.popleft().advance()
         except RingPruneError as error:
             self._error = error  # the same comes to all ranks, at the latest in reduce(): there all raise it
-        return found
+
+    def _ask(self) -> None:
+        """Let the library go on with the sums under way: the first that is not there is asked for."""
+        all(lane.reduced() for lane in self._lanes if lane.over)
 
     def reduce(self, then: Callable[[], None] = lambda: None) -> None:
         """Start all messages that are left. All buckets have been started.
@@ -181,7 +204,11 @@ class Exchange:
             raise self._error
         under_way: list[Lane] = self._lanes
         while under_way:
-            under_way = [lane for lane in under_way if lane.advance()]
+            under_way = [lane for lane in under_way if self._advanced(lane)]
+
+    def _advanced(self, lane: Lane) -> bool:
+        self._ask()  # what others have under way stood still while one was summed up
+        return lane.advance()
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
         """Wait for the reductions, write the averages, and let the step take effect.
@@ -193,6 +220,7 @@ class Exchange:
         for lane, keeps in zip(self._lanes, self._keeps, strict=True):
             lane.finish([outputs[i] for i in lane.bucket.members])
             self.damage.torn |= keeps
+            self._ask()
         self.conclude()
 
     def conclude(self) -> None:
