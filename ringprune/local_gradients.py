@@ -56,4 +56,4 @@ class LocalGradients:
 
 
 def _entries(grad: Tensor) -> Tensor:
-    return grad.coalesce().values() if grad.is_sparse else grad.detach().contiguous()
+    return (grad.coalesce().values() if grad.is_sparse else grad.detach()).contiguous()

@@ -52,7 +52,10 @@ class Mode(ABC):
         backward: which parameters have had their gradients.
         others: who else averages the gradients.
         strangers: parameters that were not there.
+        loaded_own: a checkpoint of weights and moments that are this rank's own, and no flush since.
     """
+
+    loaded_own = False
 
     def __init__(self, parts: Parts, weights: Sequence[Tensor], *, velocity: bool, spare: bool) -> None:
         comm, plan, settings, nodes = parts.comm, parts.plan, parts.settings, parts.nodes
@@ -253,7 +256,7 @@ class Mode(ABC):
         self.settle()
         again, self._initialised = self._initialised, False
         if for_horovod and not again:
-            self.exchange.check_place()
+            self.exchange.check_place(loaded=self.loaded_own)
 
     def idle(self, call: str) -> None:
         """Check that no exchange is under way.

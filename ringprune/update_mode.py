@@ -65,7 +65,6 @@ class UpdateMode(Mode):
         self._statistics = NormStatistics(buffers)
         self._interval = Interval(choice)
         self._saw_gradient = self._started = self._changed = self._overflowed = self._averaged = self._resumed = False
-        self._loaded_own = False  # a checkpoint, since the last flush
         self._set_aside: list[Tensor] | None = None  # inside shared_weights(): what this rank had
         self._raises = parts.settings.nonfinite == "raise"
         # All ranks decide before anything is exchanged, so nothing has to be taken back.
@@ -102,10 +101,10 @@ class UpdateMode(Mode):
         """As every mode; Horovod's broadcast, after a checkpoint was loaded, would make every rank's own rank 0's.
 
         Raises:
-            UsageError: so it would; on all ranks, which have come to the same step.
+            UsageError: so it would; on all ranks.
         """
         super().prepare_saving(for_horovod=for_horovod)
-        if for_horovod and self._loaded_own:
+        if for_horovod and self.loaded_own:
             raise UsageError(_BROADCAST)
 
     # -- a step -------------------------------------------------------------------------------------------------------
@@ -311,7 +310,7 @@ class UpdateMode(Mode):
         if self._momentum is not None:
             self._momentum.exchanged_all()
         self._restore()
-        self._loaded_own = False
+        self.loaded_own = False
 
     @contextmanager
     def shared_weights(self) -> Iterator[None]:
@@ -388,7 +387,7 @@ class UpdateMode(Mode):
         super().resumed(saved, origin)
         self._changed = self._overflowed = False
         self._interval.steps, self._started = origin.local_steps, True
-        self._resumed, self._loaded_own = origin.local_steps > 0, not origin.flushed
+        self._resumed, self.loaded_own = origin.local_steps > 0, not origin.flushed
         self._averaged = origin.step > 0 or self._resumed
         self._saw_gradient = origin.local_steps > 0
         if not origin.local_steps:

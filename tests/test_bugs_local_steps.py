@@ -437,6 +437,28 @@ def test_a_flush_comes_after_a_pass_that_the_models_zero_grad_has_thrown_away() 
     rp.simulate(2, rank)
 
 
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_a_checkpoint_that_rank_0_alone_has_loaded_is_told_to_all_before_horovod_broadcasts(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first interval rank 0 alone was refused, and the others waited in Horovod's broadcast."""
+    asked = {"by Horovod": False}
+    monkeypatch.setattr("ringprune.from_horovod.called_by_broadcast", lambda: asked["by Horovod"])
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.IWP(0.1, local_steps=2))
+        run(model, optimizer, comm.rank, steps)
+        if comm.rank == 0:
+            optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        comm.barrier(name="now Horovod asks")
+        asked["by Horovod"] = True
+        with pytest.raises(rp.RankMismatchError, match="of its own checkpoint, rank 1 at step"):
+            optimizer.state_dict()
+
+    rp.simulate(2, rank)
+
+
 @pytest.mark.parametrize("flushed", [False, True])
 def test_horovods_broadcast_after_a_checkpoint_was_loaded_is_refused(
     flushed: bool, monkeypatch: pytest.MonkeyPatch
@@ -467,3 +489,27 @@ def test_horovods_broadcast_after_a_checkpoint_was_loaded_is_refused(
         optimizer.state_dict()
 
     rp.simulate(2, rank)
+
+
+def test_a_rows_gradient_whose_values_share_memory_is_counted() -> None:
+    """A hook had made it: the step raised that something was not contiguous, on that rank alone."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = nn.Embedding(20, 8, sparse=True)
+        nn.init.constant_(model.weight, 0.5)
+        optimizer = wrap(model, comm, rp.Dense(local_steps=2), plain_sgd_of_rows)
+        for _ in range(2):
+            model(torch.tensor([3])).sum().backward()
+            values = torch.ones(1, 1).expand(1, 8)
+            model.weight.grad = torch.sparse_coo_tensor(
+                torch.tensor([[3]]), values, (20, 8), is_coalesced=True, check_invariants=False
+            )
+            optimizer.step()
+            optimizer.zero_grad()
+        assert float(model.weight[3].detach().max()) < 0.5
+
+    rp.simulate(2, rank)
+
+
+def plain_sgd_of_rows(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1)

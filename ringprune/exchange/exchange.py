@@ -129,10 +129,13 @@ class Exchange:
         """
         check_start(self.step, resumed, self._setting, self._plan)
 
-    def check_place(self) -> None:
-        """Whether ranks have made equally many exchanges; all call this, and all raise RankMismatchError if not."""
+    def check_place(self, *, loaded: bool) -> None:
+        """Whether ranks have made equally many exchanges, and have, or have not, ``loaded`` a checkpoint of their own.
+
+        All call this, and all raise RankMismatchError if not.
+        """
         device = self._plan.buckets[0].device if self._plan.buckets else CPU
-        check_place(self.step, self._setting.comm, self._setting.metrics, device)
+        check_place(self.step, loaded, self._setting.comm, self._setting.metrics, device)
 
     def _choose_ring(self) -> RingChoice:
         """Who sums float32 values; measured where there is a choice, and messages long enough to care."""
@@ -164,15 +167,16 @@ class Exchange:
         return found
 
     def go_on(self) -> None:
-        """Between :meth:`start` and :meth:`reduce`, as often as one likes: take turns that need no waiting any more.
+        """After the first :meth:`start`, as often as one likes: take turns that need no waiting any more.
 
-        MPI moves large messages only while it is asked for them: a backward pass without this would be over first.
+        MPI moves large messages only while it is asked for them, so the first sum that is not there yet is asked for: a
+        backward pass without this would be over first.
         """
         now = time.monotonic()
         if now >= self._asked + ASKED_EVERY:
             self._asked = now
             self._take_turns()
-            self._ask()
+            all(lane.reduced() for lane in self._lanes if lane.over)
 
     def _take_turns(self) -> None:
         try:
@@ -180,10 +184,6 @@ class Exchange:
                 self._turns.popleft().advance()
         except RingPruneError as error:
             self._error = error  # the same comes to all ranks, at the latest in reduce(): there all raise it
-
-    def _ask(self) -> None:
-        """Let the library go on with the sums under way: the first that is not there is asked for."""
-        all(lane.reduced() for lane in self._lanes if lane.over)
 
     def reduce(self, then: Callable[[], None] = lambda: None) -> None:
         """Start all messages that are left. All buckets have been started.
@@ -207,7 +207,7 @@ class Exchange:
             under_way = [lane for lane in under_way if self._advanced(lane)]
 
     def _advanced(self, lane: Lane) -> bool:
-        self._ask()  # what others have under way stood still while one was summed up
+        self.go_on()  # what others have under way stood still while one was summed up
         return lane.advance()
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
@@ -220,7 +220,7 @@ class Exchange:
         for lane, keeps in zip(self._lanes, self._keeps, strict=True):
             lane.finish([outputs[i] for i in lane.bucket.members])
             self.damage.torn |= keeps
-            self._ask()
+            self.go_on()
         self.conclude()
 
     def conclude(self) -> None:

@@ -91,6 +91,10 @@ class NodeLane(Lane):
                 self._setting.failure = error
         return None
 
+    def reduced(self) -> bool:
+        """Whether what is under way between the nodes is there."""
+        return super().reduced() and (self.between is None or self.between.reduced())
+
     def finish(self, outputs: Sequence[Tensor]) -> None:
         """On the node's first rank wait for the averages; on all of them start to pass them on."""
         if (between := self.between) is not None:

@@ -51,7 +51,8 @@ def check_start(step: int, resumed: bool, setting: Setting, plan: Plan) -> None:
         return
     rank, column = min(((int(r), int(c)) for r, c in differs), key=lambda pair: pair[1])
     if column == 0:
-        raise RankMismatchError(_elsewhere(gathered.reshape(comm.size, -1)[:, 0].tolist(), rank))
+        places = gathered.reshape(comm.size, -1)[:, 0].tolist()
+        raise RankMismatchError(_elsewhere([_said(place) for place in places], rank))
     if column > len(weights):
         raise RankMismatchError(_OTHER_STATE.format(rank))
     raise RankMismatchError(
@@ -66,32 +67,34 @@ def _squares(tensors: Sequence[Tensor]) -> Tensor:
     return ops.square_sum([tensor.detach().contiguous() for tensor in tensors]).cpu()
 
 
-def check_place(step: int, comm: Communicator, metrics: Metrics, device: torch.device) -> None:
-    """Compare where ranks continue; costs 8 bytes.
+def check_place(step: int, loaded: bool, comm: Communicator, metrics: Metrics, device: torch.device) -> None:
+    """Compare where ranks continue; costs 16 bytes.
 
     Args:
         step: exchanges made before.
+        loaded: from a checkpoint that is this rank's own.
         comm: the ranks.
         metrics: counts the bytes as headers.
         device: where messages live.
 
     Raises:
-        RankMismatchError: they do not continue at the same step; on all ranks.
+        RankMismatchError: they do not continue at the same step of such a checkpoint, or of none; on all ranks.
     """
     with metrics.sending("headers"):
-        row = torch.tensor([step], dtype=torch.int64, device=device)
-        places = [float(place) for place in comm.allgather(row, name="step at the broadcast").wait()]
-    for rank, place in enumerate(places):
-        if place != places[0]:
+        row = torch.tensor([step, loaded], dtype=torch.int64, device=device)
+        rows = comm.allgather(row, name="step at the broadcast").wait().reshape(comm.size, 2).tolist()
+    said = [f"at step {step}{' of its own checkpoint' if loaded else ''}" for step, loaded in rows]
+    for rank, row in enumerate(rows):
+        if row != rows[0]:
             raise RankMismatchError(
-                f"{_elsewhere(places, rank)}. hvd.broadcast_optimizer_state gives other ranks nothing of what "
+                f"{_elsewhere(said, rank)}. hvd.broadcast_optimizer_state gives other ranks nothing of what "
                 "RingPrune keeps: where Horovod's rank 0 alone loads, all do here"
             )
 
 
-def _elsewhere(places: Sequence[float], rank: int) -> str:
+def _elsewhere(said: Sequence[str], rank: int) -> str:
     return (
-        f"rank 0 continues {_said(places[0])}, rank {rank} {_said(places[rank])}: load a checkpoint on all ranks, "
+        f"rank 0 continues {said[0]}, rank {rank} {said[rank]}: load a checkpoint on all ranks, "
         "each its own, or one that was saved after flush()"
     )
 
