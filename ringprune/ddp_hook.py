@@ -175,9 +175,7 @@ class DDPHook:
             grads = [by_param[id(self._params[i])].contiguous() for i in bucket.members]
             own = self._factors(grads) if factors is None else [factors[i] for i in bucket.members]
             correction = Correction(own, [0.0] * len(grads), [False] * len(grads))
-            found = self._exchange.start(bucket.index, grads, correction)
-            assert found is not None, "entries are counted"
-            self._verdict.count(bucket.members, found)
+            self._verdict.count(bucket.members, self._exchange.start(bucket.index, grads, correction))
 
     def _factors(self, grads: Sequence[Tensor]) -> list[float]:
         return self._policy.clipping.factors(grads, 1 / self._scale.value, self._comm.size)
@@ -222,8 +220,10 @@ class DDPHook:
     def _write(self) -> None:
         assert self._exchange is not None
         grads = [grad for arrived in self._arrived for grad in arrived.grads]
-        outputs = [grad if grad.is_contiguous() else torch.empty(grad.shape, dtype=grad.dtype, device=grad.device)
-                   for grad in grads]  # fmt: skip
+        outputs = [
+            grad if grad.is_contiguous() else torch.empty_like(grad, memory_format=torch.contiguous_format)
+            for grad in grads
+        ]
         self._exchange.finish(outputs)
         check_halves((spec.name, output) for spec, output in zip(self._plan.params, outputs, strict=True))
         for grad, output in zip(grads, outputs, strict=True):
@@ -292,9 +292,16 @@ class DDPHook:
         self._verdict = Verdict(self._comm, self._plan.params, self._metrics, nonfinite, expected=expected)
         # spare: a pass that some rank refuses is taken back
         exchange = Exchange(
-            self._plan, self._policy, self._comm, self._metrics, self._params,
-            seed=self._seed, mean=Mean(), velocity=False, spare=True,
-        )  # fmt: skip
+            self._plan,
+            self._policy,
+            self._comm,
+            self._metrics,
+            self._params,
+            seed=self._seed,
+            mean=Mean(),
+            velocity=False,
+            spare=True,
+        )
         failure = self._other_ranks() if self._exchange is None else None
         if self._exchange is None and self._comm.rank == 0 and self._policy.density.target < 1:
             look = partial(warn_of_keeping_back, policy=self._policy, instead=_INSTEAD)

@@ -99,7 +99,7 @@ class GradientMode(Mode):
         grads = self._gradients.of(bucket.members)
         own = self._factors(grads) if factors is None else [factors[i] for i in bucket.members]
         found = self.exchange.start(index, grads, self._correction(bucket, own, alone), count=factors is None)
-        if found is not None:
+        if factors is None:
             self._verdict.count(bucket.members, found)
 
     def _take(self, params: Sequence[int]) -> bool:

@@ -113,7 +113,7 @@ class Mode(ABC):
 
     @abstractmethod
     def _gradient_passed(self) -> None:
-        """A gradient is there, of a bucket that is full, and reported, or is not."""
+        """A gradient is there; a bucket that it has filled was reported before."""
 
     @abstractmethod
     def _excess(self, name: str) -> None:

@@ -139,9 +139,7 @@ class PriorityMode(GradientMode):
         grads = [part_of(whole[piece.param], piece) for piece in pieces]
         with self._driver as dispatch:
             correction = self._correction(bucket, self._factors(grads), alone)
-            found = self.exchange.start_alone(index, grads, correction)
-            if found is not None:
-                self._verdict.count(bucket.members, found)
+            self._verdict.count(bucket.members, self.exchange.start_alone(index, grads, correction))
             self._driver.follow()
             dispatch.ready(index)
         self._driver.go()

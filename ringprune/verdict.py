@@ -69,8 +69,9 @@ class Verdict:
         self.clear(fault)
         self._nonfinite = list(findings) if self._raise else []
 
-    def count(self, params: Sequence[int], counts: Tensor) -> None:
+    def count(self, params: Sequence[int], counts: Tensor | None) -> None:
         """How many entries of each of ``params`` are NaN or infinite, int64; read together, by :meth:`read`."""
+        assert counts is not None, "entries were to be counted"
         self._counted.append((params, counts))
 
     def read(self, what: str = "gradient") -> list[str]:

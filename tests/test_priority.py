@@ -511,7 +511,7 @@ def test_hooks_that_are_there_already_see_parameters_after_the_step() -> None:
     def normed() -> nn.Module:
         layer: nn.Module = make_model()[0]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+            warnings.simplefilter("ignore", FutureWarning)  # torch has another one now, with no hook of its own
             return torch.nn.utils.weight_norm(layer)
 
     def loop(policy: Any) -> Tensor:
@@ -704,7 +704,7 @@ def test_an_optimizer_that_keeps_something_in_its_groups_is_found_out() -> None:
 def compiled() -> Any:
     """Made once: what torch loads for it cannot be loaded by two ranks at a time."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("ignore")  # of what torch imports for it
         return torch.compile(make_model())
 
 
@@ -815,7 +815,7 @@ def test_slices_follow_what_is_behind_a_parameter() -> None:
                 model.weight.fill_(comm.rank)
             optimizer = wrap(model, comm, policy)
             model.weight.data = torch.full((64, 4, 3, 3), 0.5)
-            model.to(memory_format=torch.channels_last)  # torch's annotations lack it
+            model.to(memory_format=torch.channels_last)
             for _ in range(3):
                 optimizer.zero_grad()
                 model(torch.full((2, 4, 5, 5), comm.rank + 1.0)).square().mean().backward()

@@ -27,7 +27,7 @@ from ringprune.routing import sent_whole
 __all__ = ["Exchange"]
 
 ASKED_EVERY = 5e-4
-"""Seconds at least from one time to the next that a backward pass lets messages go on."""
+"""Seconds at least from one time to the next that messages are let go on."""
 
 PER_TENSOR = ("rms", "relevance", "guard", "overlap", "empty")
 """What is kept of a tensor as a whole; all else has its shape."""

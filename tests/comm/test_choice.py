@@ -179,7 +179,7 @@ def test_a_communicator_that_hands_calls_on_is_one() -> None:
         assert is_communicator(Delegate(comm))
         model = torch.nn.Linear(2, 2)
         inner = torch.optim.SGD(model.parameters(), lr=0.1)
-        rp.DistributedOptimizer(inner, model.named_parameters(), comm=Delegate(comm)).close()  # by what it hands on
+        rp.DistributedOptimizer(inner, model.named_parameters(), comm=Delegate(comm)).close()
 
     rp.simulate(1, rank)
     assert not any(map(is_communicator, (None, "mpi", object(), rp.comm.Communicator, torch.nn.Linear)))

@@ -37,7 +37,7 @@ def definition(arguments: Arguments, i: int) -> tuple[Tensor, Tensor]:
         arguments[name][i].reshape(-1).numpy() for name in ("averages", "elapsed", "weights", "owns")
     )
     momentum, t, keep = arguments["momenta"][i].reshape(-1), f(arguments["times"][i]), f(arguments["keeps"][i])
-    with np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):  # NaN, infinity and a time of 0 are among the cases
         time = elapsed + f(arguments["intervals"][i])
         said, way = x / time, (weight - own) / t
         gap = said - keep * way
