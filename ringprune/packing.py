@@ -1,5 +1,6 @@
 """Stages 5 and 7: values leave the residual at the agreed indices, and averages come back into dense tensors."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from ringprune import ops
 
-__all__ = ["flatten", "laid_out_as", "no_rows", "pack", "unflatten", "unpack"]
+__all__ = ["flatten", "laid_out_as", "no_rows", "pack", "unflatten", "unflatten_part", "unpack"]
 
 
 def pack(
@@ -57,6 +58,28 @@ def unflatten(outputs: Sequence[Tensor], values: Tensor, factor: float = 1.0) ->
             output.copy_(part.view_as(output).mul_(factor) if factor != 1.0 else part.view_as(output))
         else:
             torch.mul(part.view_as(output), factor, out=output)
+
+
+def unflatten_part(
+    outputs: Sequence[Tensor], offsets: Sequence[int], begin: int, values: Tensor, factor: float
+) -> None:
+    """The same of a part of the buffer.
+
+    Args:
+        outputs: the bucket's tensors, contiguous.
+        offsets: the bucket's offsets.
+        begin: where the part begins in the bucket.
+        values: the part.
+        factor: what it is multiplied by.
+    """
+    if values.numel() == offsets[-1]:
+        unflatten(outputs, values, factor)
+        return
+    end = begin + values.numel()
+    for i in range(bisect_right(offsets, begin) - 1, bisect_left(offsets, end)):
+        first, last = max(begin, offsets[i]), min(end, offsets[i + 1])
+        flat = outputs[i].view(-1)[first - offsets[i] : last - offsets[i]]
+        unflatten([flat], values[first - begin : last - begin], factor)
 
 
 def laid_out_as(param: Tensor, tensor: Tensor) -> Tensor:

@@ -273,11 +273,11 @@ class Residual:
         self._settled(self._next).sent = sent
 
     def take_all(self) -> Tensor:
-        """[5] All of the residual; the velocity stays, as nothing was left out.
+        """[5] All of the residual, itself; the velocity stays, as nothing was left out.
 
-        Until :meth:`give_back` they are in the residual too, whose memory may be used: for what rounding drops.
+        Its memory may be used for what rounding drops, and :meth:`give_back` is told.
         """
-        return self.next_residual.clone()
+        return self.next_residual
 
     def give_back(self, indices: Tensor | None, rest: Tensor | None) -> None:
         """Keep what rounding dropped of values that were taken.

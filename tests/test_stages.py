@@ -220,6 +220,17 @@ def test_flatten_and_unflatten_are_inverse(sizes: list[int]) -> None:
     assert all(torch.equal(a, b) for a, b in zip(tensors, outputs, strict=True))
 
 
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.data(), st.sampled_from([torch.float32, torch.float16]))
+def test_parts_written_one_by_one_are_the_whole(sizes: list[int], data: st.DataObject, dtype: torch.dtype) -> None:
+    offsets, values = [0, *accumulate(sizes)], torch.randn(sum(sizes))
+    whole, by_parts = ([torch.full((size,), math.nan, dtype=dtype) for size in sizes] for _ in range(2))
+    packing.unflatten(whole, values.clone(), 1 / 3)
+    ends = data.draw(st.lists(st.integers(0, sum(sizes)), max_size=4).map(sorted))
+    for begin, end in pairwise([0, *ends, sum(sizes)]):
+        packing.unflatten_part(by_parts, offsets, begin, values[begin:end].clone(), 1 / 3)
+    assert all(torch.equal(*both) for both in zip(whole, by_parts, strict=True))
+
+
 @pytest.mark.parametrize("mean", [Mean(), Mean(average=False), Mean(predivide=4.0)])
 def test_means(mean: Mean) -> None:
     def rank(comm: rp.comm.Communicator) -> float:

@@ -64,6 +64,10 @@ class Recorder:
     alltoall = _passed_on("alltoall")
     shift = _passed_on("shift")
 
+    def progress(self) -> None:
+        """Not noted: nothing is sent."""
+        self._comm.progress()
+
     def barrier(self, *, name: str) -> None:
         """Not noted: no step has one."""
         self._comm.barrier(name=name)

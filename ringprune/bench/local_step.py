@@ -219,6 +219,9 @@ class _Timed:
     def shift(self, tensor: Tensor, into: Tensor, *, name: str) -> Handle:
         return self._call(self._comm.shift, tensor, into, name=name)
 
+    def progress(self) -> None:
+        self._comm.progress()
+
     def barrier(self, *, name: str) -> None:
         self._comm.barrier(name=name)
 

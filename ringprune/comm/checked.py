@@ -136,6 +136,9 @@ class CheckedCommunicator(ABC):
         self.traffic.count_own(tensor.nbytes if self.size > 1 else 0)
         return self._start(call, tensor, into)
 
+    def progress(self) -> None:  # noqa: B027 - most need no calls
+        """Nothing: most libraries move their messages in threads of their own."""
+
     def barrier(self, *, name: str) -> None:
         """Return once all ranks have called this; ranks in another collective are waited for."""
         token = torch.zeros(1, dtype=torch.int32, device=CPU)

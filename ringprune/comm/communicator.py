@@ -155,6 +155,10 @@ class Communicator(Protocol):
         """Send ``tensor`` to rank + 1, receive from rank - 1 (mod size) into ``into``; the handle returns ``into``."""
         ...
 
+    def progress(self) -> None:
+        """Let what is under way go on, where a library moves messages only while it is called; returns at once."""
+        ...
+
     def barrier(self, *, name: str) -> None:
         """Return once all ranks have called this.
 

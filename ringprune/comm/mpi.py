@@ -173,6 +173,10 @@ class MpiCommunicator(CheckedCommunicator):
             call, done=lambda: all(request.Test() for request in requests), result=lambda: into, kept=tensor
         )
 
+    def progress(self) -> None:
+        """Ask for the first collective that is not over: MPI moves all of them meanwhile."""
+        self._waiter.busy()
+
     def _is_copied(self, tensor: Tensor) -> bool:
         return tensor.device.type != "cpu" and not self._cuda_aware
 

@@ -42,6 +42,7 @@ class KeptLane(Lane):
         self._ends = torch.tensor(bucket.offsets, dtype=torch.int32, device=bucket.device)
         self._indices: Tensor | None = None
         self.agreed: Tensor | None = None
+        self._in_parts = True  # averages of all entries are written part by part
         policy = setting.policy
         self._value_code = wire.value_code(policy.values if content == "values" else policy.dense_values)
 
@@ -56,14 +57,19 @@ class KeptLane(Lane):
         self.sent += (self._ends if indices is None else torch.searchsorted(indices, self._ends)).diff()
 
     def _reduce_taken(self, values: Tensor) -> None:
-        """[6] Start the reduction of what was taken; of all, the rest goes straight into the residual."""
+        """[6] Start the reduction of what was taken; all of it is in the residual yet, where its rest stays."""
         self._reduce(values, self.residual.next_residual if self._indices is None else None)
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
         """Wait for the averages and write them; keep what rounding dropped; the new state takes effect."""
-        values, rest = self._wait()
+        if self._indices is None and self._in_parts:
+            offsets = self.bucket.offsets
+            rest = self._wait_in_parts(lambda *part: packing.unflatten_part(outputs, offsets, *part))
+        else:
+            values, rest = self._wait()
+            with self._setting.metrics.stage("unpack"):
+                self._unpack(outputs, self._indices, values)
         with self._setting.metrics.stage("unpack"):
-            self._unpack(outputs, self._indices, values)
             self.residual.give_back(self._indices, rest)
             self.agreed = self._indices
             self._complete(outputs)

@@ -219,6 +219,23 @@ class Lane(ABC):
         with self._setting.metrics.stage("reduce"), self._setting.metrics.sending(self._content, self.bucket.index):
             return reduction.wait_for_sum()
 
+    def _wait_in_parts(self, write: Callable[[int, Tensor, float], None]) -> Tensor | None:
+        """The sum in parts, each handed to ``write``: where it begins, its values, and what makes averages of them.
+
+        Returns:
+            What rounding dropped on this rank.
+        """
+        reduction, self._reduction = self._under_way(), None
+        parts, factor = reduction.parts_of_sum()
+        metrics = self._setting.metrics
+        while True:
+            with metrics.stage("reduce"), metrics.sending(self._content, self.bucket.index):
+                part = next(parts, None)
+            if part is None:
+                return reduction.rest
+            with metrics.stage("unpack"):
+                write(*part, factor)
+
     def _under_way(self) -> Average:
         if self._reduction is None:
             raise UsageError(

@@ -73,7 +73,7 @@ def work_of(
     packed = route == "packed"
     selects = packed and not sent_whole(policy.density.target)
     positions = proposed(bucket, policy, ranks) if selects else 0
-    start, finish = _alone(bucket, policy, speeds, packed, selects, positions, groups)
+    start, finish = _alone(bucket, policy, ranks, speeds, packed, selects, positions, groups)
     count = kept(bucket, policy, ranks) if selects else bucket.numel
     density = count / bucket.numel if selects else 1.0
     each = each_at(speeds.kept, density)  # taken, or put
@@ -103,7 +103,14 @@ def work_of(
 
 
 def _alone(
-    bucket: Bucket, policy: Policy, speeds: Speeds, packed: bool, selects: bool, positions: int, groups: bool
+    bucket: Bucket,
+    policy: Policy,
+    ranks: int,
+    speeds: Speeds,
+    packed: bool,
+    selects: bool,
+    positions: int,
+    groups: bool,
 ) -> tuple[float, float]:
     """Seconds of the passes over all entries, before the first message and after the last."""
     entries = bucket.numel
@@ -117,7 +124,9 @@ def _alone(
     elif selects:  # what is drawn by lot needs no scores
         start = speeds.accumulate * entries
     elif packed or policy.dense_values != "fp32":
-        start = (speeds.accumulate + speeds.copy) * entries
+        coded = value_code_of(policy, "values" if packed else "dense", entries, ranks) is not None
+        copied = not coded or policy.reduction == "ring"  # else coded where it is
+        start = (speeds.accumulate + speeds.copy * copied) * entries
     else:
         start = (speeds.copy + speeds.whole) * entries
     finish = (speeds.fill if selects else speeds.copy) * entries

@@ -5,7 +5,7 @@ of their sums. Sums are made in float32, so that a value is rounded twice, whate
 from, and as part of the sum. Both rests are kept, by the rank that rounded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -25,9 +25,9 @@ class CodedReduction:
 
     Args:
         comm: with whom.
-        values: float32, shape ``(n,)``, as many on every rank; overwritten with the sum.
+        values: float32, shape ``(n,)``, as many on every rank; overwritten with the sum, where not with ``rest``.
         code: how they travel.
-        room: float32, shape ``(n,)``: memory for ``rest``; None makes some.
+        room: float32, shape ``(n,)``: memory for ``rest``, perhaps ``values`` itself; None makes some.
         name: what errors call it.
 
     Attributes:
@@ -38,7 +38,7 @@ class CodedReduction:
     def __init__(
         self, comm: Communicator, values: Tensor, code: ValueCode, *, room: Tensor | None = None, name: str
     ) -> None:
-        self._comm, self._values, self._code, self._name = comm, values, code, name
+        self._comm, self._values, self._code, self._name = comm, values.detach(), code, name
         ends = [values.numel() * rank // comm.size for rank in range(comm.size + 1)]
         self._regions = [slice(a, b) for a, b in pairwise(ends)]
         self._numels = [b - a for a, b in pairwise(ends)]
@@ -55,6 +55,7 @@ class CodedReduction:
         for other, (region, piece) in enumerate(zip(self._regions, torch.split(pieces, sent), strict=True)):
             if other != rank:
                 self._code.encode(self._values[region], self.rest[region], piece)
+                self._comm.progress()
         own = self._code.size(self._numels[rank])
         received = [0 if other == rank else own for other in range(size)]
         pieces = to_device(pieces, self._values.device)
@@ -87,6 +88,7 @@ class CodedReduction:
         others = (other for other in range(self._comm.size) if other != rank)
         for other, piece in zip(others, pieces, strict=True):
             self._code.decode(piece, total, add=True, name=f"{self._name} from rank {other}")
+            self._comm.progress()
         return total
 
     def wait(self) -> Tensor:
@@ -95,16 +97,31 @@ class CodedReduction:
         Raises:
             CommunicatorError: a message was damaged; on all ranks.
         """
+        into = torch.empty_like(self._values) if self.rest is self._values else self._values
+        for region, message, name in self._gathered():
+            self._code.decode(message, into[region], name=name)
+        return into
+
+    def parts(self) -> Iterator[tuple[int, Tensor]]:
+        """As :meth:`wait`, region by region: where it begins, and its sums, which are overwritten by the next."""
+        if self._values.is_cuda:  # what a launch costs weighs more than another pass
+            yield 0, self.wait()
+            return
+        room = torch.empty(max(self._numels), dtype=torch.float32, device="cpu")
+        for region, message, name in self._gathered():
+            yield region.start, self._code.decode(message, room[: region.stop - region.start], name=name)
+
+    def _gathered(self) -> Iterator[tuple[slice, Tensor, str]]:
+        """Each region, the message of its sums, and what errors call that."""
         self.advance()
         assert self._handle is not None
         gathered = self._handle.wait()
         if self._error is not None:
             raise self._error
         messages = torch.split(gathered, [self._code.size(n) for n in self._numels])
-        for rank, (message, region) in enumerate(zip(messages, self._regions, strict=True)):
-            name = f"sum of {self._name} from rank {rank}"
-            self._code.decode(message, self._values[region], name=name)
-        return self._values
+        for rank, (region, message) in enumerate(zip(self._regions, messages, strict=True)):
+            yield region, message, f"sum of {self._name} from rank {rank}"
+            self._comm.progress()
 
     def drain(self) -> None:
         """Wait for the message under way and forget it."""

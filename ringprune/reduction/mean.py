@@ -1,6 +1,6 @@
 """What is made of the ranks' values: their average or sum; the only place that divides by the number of ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -47,7 +47,8 @@ class Mean:
             values: contiguous; float32 where there is a ``code``.
             code: how values travel; None as they are. Where a code would not be shorter it is not used.
             ring: sum float32 values by our ring instead of the library's allreduce.
-            room: float32, as many entries: memory that may be used for what rounding drops; None makes some.
+            room: float32, as many entries: memory that may be used for what rounding drops; None makes some. Where it
+                is ``values`` itself, these are no more what they were, and no sums.
             name: what errors call it.
         """
         if self.predivide != 1.0:
@@ -78,11 +79,11 @@ def _reduction(
     longest = -(-values.numel() // comm.size)
     if code is not None and code.size(longest) >= values.element_size() * longest:
         code = None
-    if ring:
-        return RingReduction(comm, values, code, name=name)
-    if code is None:
-        return LibraryReduction(comm, values, name=name)
-    return CodedReduction(comm, values, code, room=room, name=name)
+    if code is not None and not ring:
+        return CodedReduction(comm, values, code, room=room, name=name)
+    if room is values:
+        values = values.clone()
+    return RingReduction(comm, values, code, name=name) if ring else LibraryReduction(comm, values, name=name)
 
 
 class Average:
@@ -118,6 +119,10 @@ class Average:
     def wait_for_sum(self) -> tuple[Tensor, float]:
         """The sum, and the factor that makes averages of it, for who copies them anyway."""
         return self._reduction.wait(), self._factor
+
+    def parts_of_sum(self) -> tuple[Iterator[tuple[int, Tensor]], float]:
+        """The same in parts: where each begins, and its sums, which are overwritten by the next."""
+        return self._reduction.parts(), self._factor
 
     @property
     def rest(self) -> Tensor | None:

@@ -1,6 +1,6 @@
 """What every way of summing values offers, and the plainest: the library's own allreduce."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -54,6 +54,10 @@ class Reduction(Protocol):
         """The sum, the same bytes on every rank."""
         ...
 
+    def parts(self) -> Iterator[tuple[int, Tensor]]:
+        """As :meth:`wait`, in parts: where each begins, and its sums, which are overwritten by the next."""
+        ...
+
     def drain(self) -> None:
         """Wait for what is under way and forget it; called on all ranks or on none."""
         ...
@@ -84,6 +88,10 @@ class LibraryReduction:
     def wait(self) -> Tensor:
         """The sum."""
         return self._handle.wait()
+
+    def parts(self) -> Iterator[tuple[int, Tensor]]:
+        """All of it."""
+        yield 0, self.wait()
 
     def drain(self) -> None:
         """Wait and forget."""

@@ -8,6 +8,7 @@ After: P. Patarasu, X. Yuan, "Bandwidth optimal all-reduce algorithms for cluste
 """
 
 from collections import deque
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -114,6 +115,10 @@ class RingReduction:
         if self._error is not None:
             raise self._error
         return self._values.whole
+
+    def parts(self) -> Iterator[tuple[int, Tensor]]:
+        """All of it."""
+        yield 0, self.wait()
 
     def drain(self) -> None:
         """Run to the end and forget: the step is not made. No rank is left waiting for this one."""

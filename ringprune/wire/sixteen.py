@@ -50,17 +50,25 @@ def to_bfloat16(values: Array, codes: Array, rest: Array) -> None:
         codes: uint16, shape ``(n,)``; overwritten with the bits of bfloat16.
         rest: float32, shape ``(n,)``; overwritten with what rounding dropped. May be ``values``.
     """
-    for i in range(values.size):
-        value = values[i]
-        bits = bits_of(value)
-        magnitude = bits & MAGNITUDE
-        odd = (magnitude >> np.uint32(16)) & np.uint32(1)
-        rounded = (magnitude + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
-        quiet = np.uint32(0x7FC00000) if magnitude > INFINITY else INFINITY
-        rounded = min(rounded, LARGEST_BFLOAT16) if magnitude < INFINITY else quiet
-        rounded |= bits & SIGN
-        codes[i] = rounded >> np.uint32(16)
-        rest[i] = value - float_of(rounded)
+    if values.ctypes.data == rest.ctypes.data:  # named twice, the compiler would make no vectors of it
+        for i in range(values.size):
+            rounded = _rounded_to_bfloat16(bits_of(values[i]))
+            codes[i] = rounded >> np.uint32(16)
+            values[i] -= float_of(rounded)
+    else:
+        for i in range(values.size):
+            rounded = _rounded_to_bfloat16(bits_of(values[i]))
+            codes[i] = rounded >> np.uint32(16)
+            rest[i] = values[i] - float_of(rounded)
+
+
+@compiled
+def _rounded_to_bfloat16(bits: Number) -> Number:
+    magnitude = bits & MAGNITUDE
+    odd = (magnitude >> np.uint32(16)) & np.uint32(1)
+    rounded = (magnitude + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)
+    quiet = np.uint32(0x7FC00000) if magnitude > INFINITY else INFINITY
+    return (min(rounded, LARGEST_BFLOAT16) if magnitude < INFINITY else quiet) | (bits & SIGN)
 
 
 @compiled
@@ -83,20 +91,31 @@ def to_float16(values: Array, scale: Number, inverse: Number, codes: Array, rest
         rest: float32, shape ``(n,)``; overwritten with what rounding dropped. May be ``values``.
     """
     most = BELOW_LARGEST if inverse == LARGEST_SCALE else INFINITY
-    for i in range(values.size):
-        value = values[i]
-        bits = bits_of(value * scale)
-        magnitude = bits & MAGNITUDE
-        odd = (magnitude >> np.uint32(13)) & np.uint32(1)
-        normal = min((magnitude + np.uint32(0xFFF) + odd) & np.uint32(0xFFFFE000), most)
-        shifted = float_of(magnitude) + HALF
-        small = magnitude < SMALLEST_NORMAL
-        code = bits_of(shifted) - HALF_BITS if small else (normal - MOVED) >> np.uint32(13)
-        rounded = bits_of(shifted - HALF) if small else normal
-        beyond = np.uint32(0x7E00) if magnitude > INFINITY else np.uint32(0x7C00)
-        code = code if magnitude < BEYOND_FLOAT16 else beyond
-        codes[i] = code | ((bits & SIGN) >> np.uint32(16))
-        rest[i] = value - float_of(rounded | (bits & SIGN)) * inverse
+    if values.ctypes.data == rest.ctypes.data:
+        for i in range(values.size):
+            code, rounded = _rounded_to_float16(bits_of(values[i] * scale), most)
+            codes[i] = code
+            values[i] -= float_of(rounded) * inverse
+    else:
+        for i in range(values.size):
+            code, rounded = _rounded_to_float16(bits_of(values[i] * scale), most)
+            codes[i] = code
+            rest[i] = values[i] - float_of(rounded) * inverse
+
+
+@compiled
+def _rounded_to_float16(bits: Number, most: Number) -> tuple[Number, Number]:
+    """The code, and the bits of the float32 that it stands for."""
+    magnitude, sign = bits & MAGNITUDE, bits & SIGN
+    odd = (magnitude >> np.uint32(13)) & np.uint32(1)
+    normal = min((magnitude + np.uint32(0xFFF) + odd) & np.uint32(0xFFFFE000), most)
+    shifted = float_of(magnitude) + HALF
+    small = magnitude < SMALLEST_NORMAL
+    code = bits_of(shifted) - HALF_BITS if small else (normal - MOVED) >> np.uint32(13)
+    rounded = bits_of(shifted - HALF) if small else normal
+    beyond = np.uint32(0x7E00) if magnitude > INFINITY else np.uint32(0x7C00)
+    code = code if magnitude < BEYOND_FLOAT16 else beyond
+    return code | (sign >> np.uint32(16)), rounded | sign
 
 
 @compiled

@@ -1,6 +1,7 @@
 """Sums of coded values: the same on every rank, nothing lost, and the bytes of the formula."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +60,64 @@ def test_a_rank_adds_to_its_own_values_those_of_the_others_in_their_order() -> N
 
     expected = [added(order[own], *(order[r] for r in range(3) if r != own)) for own in range(3) for order in orders]
     assert {0.0, 1.0} == set(expected) and rp.simulate(3, rank) == [expected] * 3
+
+
+@pytest.mark.parametrize("ring", [False, True])
+@pytest.mark.parametrize("coding", [None, *CODINGS])
+@settings(max_examples=10)
+@given(ranks=st.integers(1, 4), count=st.one_of(st.integers(0, 12), st.sampled_from([255, 5000])))
+def test_in_parts_with_rests_where_the_values_were_all_bits_are_the_same(
+    coding: str | None, ring: bool, ranks: int, count: int
+) -> None:
+    code = None if coding is None else code_named(coding)
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        values = values_of(comm.rank, count)
+        apart = Mean(predivide=2.0).start(comm, values.clone(), code, ring=ring, name="apart")
+        sums, factor = apart.wait_for_sum()
+        within = Mean(predivide=2.0).start(comm, values, code, ring=ring, room=values, name="within")
+        parts, the_same = within.parts_of_sum()
+        joined = torch.full_like(sums, torch.nan)
+        for begin, part in parts:
+            joined[begin : begin + part.numel()] = part
+        assert the_same == factor and torch.equal(joined, sums)
+        rests = [average.rest for average in (apart, within)]
+        if rests[0] is None or rests[1] is None:
+            assert rests == [None, None]
+        else:
+            assert torch.equal(*rests)
+
+    rp.simulate(ranks, rank)
+
+
+class Noting:
+    """A code that tells when it works."""
+
+    def __init__(self, done: list[str]) -> None:
+        self._done, self._code = done, code_named("bf16")
+        self.size = self._code.size
+
+    def encode(self, *args: Any) -> Tensor:
+        self._done.append("coded")
+        return self._code.encode(*args)
+
+    def decode(self, *args: Any, **options: Any) -> Tensor:
+        self._done.append("coded")
+        return self._code.decode(*args, **options)
+
+
+def test_messages_under_way_go_on_between_any_two_regions_that_are_coded() -> None:
+    """Over MPI they stood still while a bucket was coded and summed."""
+
+    def rank(comm: rp.comm.Communicator) -> list[str]:
+        done: list[str] = []
+        comm.progress = lambda: done.append("progress")
+        for _ in CodedReduction(comm, values_of(comm.rank, 3000), Noting(done), name="x").parts():
+            done.append("written")
+        return done
+
+    sent, summed, received = ["coded", "progress"], ["coded", "progress"], ["coded", "written", "progress"]
+    assert rp.simulate(3, rank) == [2 * sent + 2 * summed + ["coded"] + 3 * received] * 3
 
 
 @pytest.mark.parametrize("mean", [Mean(), Mean(average=False), Mean(predivide=4.0)])
