@@ -17,7 +17,7 @@ __all__ = ["ASKED", "Ability", "Communicator", "Handle", "Nodes", "Traffic", "is
 Ability = Literal["broadcast", "allreduce", "group", "allgather", "alltoall", "shift", "barrier", "divide"]
 
 ASKED = frozenset({"mpi"})
-"""Kinds of communicators whose messages move on only while somebody asks: what is computed meanwhile hides none."""
+"""Kinds of communicators whose messages move on only while somebody asks."""
 
 CPU = torch.device("cpu")
 

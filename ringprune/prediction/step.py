@@ -36,7 +36,8 @@ class Setting:
         bucket_bytes: the wrapper's.
         overlap: exchanges start during backward; else behind it.
         groups: the communicator sums groups of tensors where they are (its ability ``"group"``).
-        asked: messages move on only while the processor has nothing else to do, as MPI's.
+        asked: messages move on only while somebody asks for them, as MPI's: gradients and coding do that, other passes
+            of the exchange do not.
     """
 
     workload: Workload
@@ -181,28 +182,29 @@ class _Run:
         self._wait_for(-1)
         for index, work in enumerate(self._works):
             self._wait_for(index)
-            self._spend(work.finish)
+            self._spend(work.finish, asks=work.asks)
         return self._now
 
     def _advance(self, index: int) -> bool:
         """One turn of a bucket, once its message is there; whether another one follows."""
-        turns = self._works[index].turns
+        work = self._works[index]
+        turns = work.turns
         if self._done[index] == len(turns):
             return False
         self._wait_for(index)
         turn = turns[self._done[index]]
-        self._spend(turn.seconds)
+        self._spend(turn.seconds, asks=work.asks)
         self._send(turn.message, index)
         self._done[index] += 1
         return self._done[index] < len(turns)
 
     def _compute(self, seconds: float) -> None:
-        # Threads that move messages go on meanwhile; MPI has none, its messages stand still.
-        self._pass(seconds, held=self._setting.asked)
+        self._pass(seconds, held=False)
 
-    def _spend(self, seconds: float) -> None:
-        # Where ranks share processors, the threads that move messages wait for one as well.
-        self._pass(seconds, held=self._setting.asked or self._setting.speeds.shared >= SHARED)
+    def _spend(self, seconds: float, *, asks: bool = False) -> None:
+        # Threads move messages meanwhile, but where ranks share processors they wait for one as well; MPI has none.
+        setting = self._setting
+        self._pass(seconds, held=not asks if setting.asked else setting.speeds.shared >= SHARED)
         self.busy += seconds
 
     def _pass(self, seconds: float, *, held: bool) -> None:

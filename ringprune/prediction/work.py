@@ -14,6 +14,10 @@ from ringprune.routing import sent_whole
 __all__ = ["Turn", "Work", "work_of"]
 
 
+WITHOUT_VELOCITY = 12 / 20
+"""Bytes that accumulating into a residual alone moves of an entry, over those with a velocity, which is measured."""
+
+
 @dataclass(frozen=True)
 class Turn:
     """What the processor does, and the message that it then starts.
@@ -36,12 +40,14 @@ class Work:
         start: seconds of what needs no other rank: accumulate, select, copy.
         turns: as they follow one another, each when the message before it is there.
         finish: seconds of what follows the last message.
+        asks: what the turns and ``finish`` do is coding, which lets messages go on.
     """
 
     bucket: Bucket
     start: float
     turns: tuple[Turn, ...]
     finish: float
+    asks: bool = False
 
     @property
     def local_seconds(self) -> float:
@@ -77,6 +83,7 @@ def work_of(
     count = kept(bucket, policy, ranks) if selects else bucket.numel
     density = count / bucket.numel if selects else 1.0
     each = each_at(speeds.kept, density)  # taken, or put
+    code = None
     before = [speeds.message * message.count for message in sent]
     if selects and policy.index_sets == "gathered":
         before[0] += each * count
@@ -99,7 +106,8 @@ def work_of(
             before[-1] += back * count * others + there * count / ranks
             finish += back * count
     turns = tuple(Turn(seconds, message) for seconds, message in zip(before, sent, strict=True))
-    return Work(bucket, start + speeds.tensor * len(bucket.members), turns, finish)
+    asks = code is not None and not selects and policy.reduction != "ring"
+    return Work(bucket, start + speeds.tensor * len(bucket.members), turns, finish, asks)
 
 
 def _alone(
@@ -126,7 +134,8 @@ def _alone(
     elif packed or policy.dense_values != "fp32":
         coded = value_code_of(policy, "values" if packed else "dense", entries, ranks) is not None
         copied = not coded or policy.reduction == "ring"  # else coded where it is
-        start = (speeds.accumulate + speeds.copy * copied) * entries
+        accumulate = speeds.accumulate * (1.0 if packed else WITHOUT_VELOCITY)
+        start = (accumulate + speeds.copy * copied) * entries
     else:
         start = (speeds.copy + speeds.whole) * entries
     finish = (speeds.fill if selects else speeds.copy) * entries

@@ -64,7 +64,7 @@ def measured(
     # Of few entries it may be lost in what passes over all of them differ by.
     kept["apart"] = max(kept.values())
     encode_index, decode_index = _indices(bucket, count, watch)
-    encode_values, decode_values = _values(bucket, count, watch)
+    encode_values, decode_values = _values(bucket, round(DENSITIES["close"] * entries), watch)
     speeds = Speeds(
         provenance=_provenance(device),
         accumulate=passes["accumulate"] / entries,
@@ -249,7 +249,7 @@ def _unite(bucket: Bucket, watch: _Watch) -> dict[str, float]:
 
 
 def _values(bucket: Bucket, count: int, watch: _Watch) -> tuple[dict[str, float], dict[str, float]]:
-    """Coding and decoding of a value, in each format."""
+    """Coding and decoding of a value, in each format; of so many that what each message takes besides is lost."""
     values, rest, into = (bucket.out_residual[:count].clone() for _ in range(3))
     there, back = {}, {}
     for name in wire.VALUE_FORMATS[1:]:

@@ -114,13 +114,13 @@ def test_rows_have_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> No
     assert set(rows(capsys, "1gbit", "--methods", "iwp")[0]) == documented
 
 
-def test_of_mpi_messages_the_backward_pass_hides_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_mpi_messages_selecting_hides_none(capsys: pytest.CaptureFixture[str]) -> None:
     methods = ("--methods", "iwp:density=0.01")
     by_themselves, asked = rows(capsys, "1gbit", *methods), rows(capsys, "1gbit", *methods, "--communicator", "mpi")
     assert [row["communicator"] for row in (*by_themselves, *asked)] == ["horovod"] * 2 + ["mpi"] * 2
     assert by_themselves[0]["seconds"] < asked[0]["seconds"]
     for row in asked:
-        assert row["exposed_seconds"] == pytest.approx(row["local_seconds"] + row["network_seconds"])
+        assert row["local_seconds"] <= row["exposed_seconds"] < row["local_seconds"] + row["network_seconds"]
 
 
 def test_rows_and_pictures_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,11 +55,15 @@ def test_a_step_lies_between_the_longest_part_and_all_parts_in_a_row(
 
 @given(policies, speeds_of, ranks_of, st.floats(1e6, 1e12))
 @settings(max_examples=60, deadline=None)
-def test_messages_that_somebody_has_to_ask_for_hide_behind_nothing(
+def test_messages_that_somebody_has_to_ask_for_hide_behind_no_pass_but_coding(
     policy: Policy, speeds: Speeds, ranks: int, rate: float
 ) -> None:
     found = predict(at(Setting(MODEL, ranks, LINK, speeds, BUCKET_BYTES, asked=True), rate), policy)
-    assert found.seconds == pytest.approx(found.compute_seconds + found.local_seconds + found.network_seconds)
+    busy, slack = found.compute_seconds + found.local_seconds, 1 + 1e-9
+    assert found.seconds <= (busy + found.network_seconds) * slack
+    assert max(busy, found.network_seconds) <= found.seconds * slack
+    if policy.values == policy.dense_values == "fp32":
+        assert found.local_seconds + max(found.compute_seconds, found.network_seconds) <= found.seconds * slack
 
 
 @given(policies, st.sampled_from([CPU, GPU]), ranks_of, st.floats(1e6, 1e12))
