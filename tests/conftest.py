@@ -28,7 +28,9 @@ _WITH_RANKS = (
     "tests/profiles/test_run.py",
     "tests/probing/test_links.py",
     "tests/replays/",
-    "tests/test_documents.py",
+    "tests/test_documents.py::test_programs_run",
+    "tests/test_documents.py::test_pieces_continue_the_quick_start",
+    "tests/test_documents.py::test_migration_is_the_lines_of_the_diff",
     "_jobs.py::",
 )
 """Tests whose jobs have several processes: two of those at a time would be too many for two cores."""

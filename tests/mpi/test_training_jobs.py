@@ -13,7 +13,6 @@ JOBS: list[tuple[str, Launcher, int, int]] = [
     ("mpi", "mpirun", 4, 200),
     ("horovod", "mpirun", 2, 50),
     ("horovod", "mpirun", 4, 200),
-    ("horovod", "horovodrun", 2, 50),
     ("horovod", "horovodrun-gloo", 2, 50),
     ("torch", "torchrun", 2, 50),
     ("torch", "torchrun", 3, 50),
@@ -24,6 +23,12 @@ JOBS: list[tuple[str, Launcher, int, int]] = [
 def test_the_laws_hold_on_real_ranks(kind: str, launcher: Launcher, np: int, steps: int) -> None:
     job = run_job("tests.mpi.jobs.training", kind, str(steps), np=np, launcher=launcher, timeout=240)
     assert re.search(rf"\d+ checks passed on {np} ranks", job.output)
+
+
+def test_started_by_horovodrun_it_is_what_plain_horovod_is() -> None:
+    """It calls mpirun, which starts the other jobs: what its ranks get to see is all that is its own."""
+    job = run_job("tests.mpi.jobs.training", "horovod", "20", "transparency", np=2, launcher="horovodrun", timeout=120)
+    assert "6 checks passed on 2 ranks" in job.output
 
 
 @pytest.mark.parametrize(("kind", "launcher"), [("mpi", "mpirun"), ("horovod", "mpirun"), ("torch", "torchrun")])
