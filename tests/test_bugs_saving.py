@@ -135,12 +135,12 @@ def test_nothing_is_saved_of_an_exchange_that_was_broken_off(
     monkeypatch: pytest.MonkeyPatch, policy: rp.Policy, options: dict[str, Any], bucket: int, whole: bool
 ) -> None:
     """Ctrl-C inside step(), a checkpoint saved on the way out, and what had been kept back was lost in silence."""
-    unpack = KeptLane._unpack
+    complete = KeptLane._complete
 
     def interrupted(lane: KeptLane, *args: Any) -> None:
         if lane.bucket.index == bucket:
             raise KeyboardInterrupt
-        unpack(lane, *args)
+        complete(lane, *args)
 
     def rank(comm: rp.comm.Communicator) -> None:
         model = make_model()
@@ -150,7 +150,7 @@ def test_nothing_is_saved_of_an_exchange_that_was_broken_off(
         before = last["ringprune"]
         loss_of(model, next(batches(comm.rank, 1, 5))).backward()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(KeptLane, "_unpack", interrupted)
+            patch.setattr(KeptLane, "_complete", interrupted)
             optimizer.step()
         if not whole:
             with pytest.raises(rp.UsageError, match=TORN):

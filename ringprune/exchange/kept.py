@@ -61,7 +61,10 @@ class KeptLane(Lane):
         self._reduce(values, self.residual.next_residual if self._indices is None else None)
 
     def finish(self, outputs: Sequence[Tensor]) -> None:
-        """Wait for the averages and write them; keep what rounding dropped; the new state takes effect."""
+        """Wait for the averages and write them; keep what rounding dropped; the new state takes effect.
+
+        Where a message is found damaged, averages of the parts before it have been written.
+        """
         if self._indices is None and self._in_parts:
             offsets = self.bucket.offsets
             rest = self._wait_in_parts(lambda *part: packing.unflatten_part(outputs, offsets, *part))

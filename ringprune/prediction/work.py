@@ -131,7 +131,7 @@ def _alone(
         start = (share * select + (1 - share) * speeds.accumulate) * entries
     elif selects:  # what is drawn by lot needs no scores
         start = speeds.accumulate * entries
-    elif packed or policy.dense_values != "fp32":
+    elif packed or (policy.dense_values != "fp32" and bucket.dtype == torch.float32):
         coded = value_code_of(policy, "values" if packed else "dense", entries, ranks) is not None
         copied = not coded or policy.reduction == "ring"  # else coded where it is
         accumulate = speeds.accumulate * (1.0 if packed else WITHOUT_VELOCITY)

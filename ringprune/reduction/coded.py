@@ -38,11 +38,12 @@ class CodedReduction:
     def __init__(
         self, comm: Communicator, values: Tensor, code: ValueCode, *, room: Tensor | None = None, name: str
     ) -> None:
-        self._comm, self._values, self._code, self._name = comm, values.detach(), code, name
+        self._comm, self._values, self._code, self._name = comm, values, code, name
         ends = [values.numel() * rank // comm.size for rank in range(comm.size + 1)]
         self._regions = [slice(a, b) for a, b in pairwise(ends)]
         self._numels = [b - a for a, b in pairwise(ends)]
         self.rest = torch.empty_like(values) if room is None else room
+        self._within = self.rest.data_ptr() == values.data_ptr()  # then the sums go elsewhere
         self.unfinished = True
         self._error: CommunicatorError | None = None
         self._handle = self._scatter() if comm.size > 1 else None
@@ -84,7 +85,7 @@ class CodedReduction:
     def _sum(self, received: Tensor) -> Tensor:
         rank, count = self._comm.rank, self._numels[self._comm.rank]
         pieces: Sequence[Tensor] = torch.split(received, self._code.size(count))
-        total = self._values[self._regions[rank]].clone()
+        total = self._values[self._regions[rank]]
         others = (other for other in range(self._comm.size) if other != rank)
         for other, piece in zip(others, pieces, strict=True):
             self._code.decode(piece, total, add=True, name=f"{self._name} from rank {other}")
@@ -97,7 +98,7 @@ class CodedReduction:
         Raises:
             CommunicatorError: a message was damaged; on all ranks.
         """
-        into = torch.empty_like(self._values) if self.rest is self._values else self._values
+        into = torch.empty_like(self._values) if self._within else self._values
         for region, message, name in self._gathered():
             self._code.decode(message, into[region], name=name)
         return into

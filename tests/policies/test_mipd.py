@@ -253,6 +253,27 @@ def test_on_a_constant_gradient_the_estimate_converges_to_it(smoothing: float, s
     rp.simulate(size, rank)
 
 
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("smoothing", [0.0, 0.5])
+def test_of_what_is_all_sent_only_what_rounding_drops_is_kept(smoothing: float, size: int) -> None:
+    """With an estimate the sums were kept instead, and the residual grew at each step.
+
+    bfloat16 drops at most 2^-9 of a value, and on the rank that sums as much of the sum of all ranks' values. A value
+    is a gradient less the estimate, and what was kept before: 2.1 times the largest gradient covers it.
+    """
+    policy = dataclasses.replace(rp.MIPD(1.0, layers="even", turns=1, explore=0.0, values="bf16"), smoothing=smoothing)
+    gradients = [gradient_of(rank, 0) for rank in range(size)]
+    largest = max(float(gradient.abs().max()) for gradient in gradients)
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        layer = OneLayer(comm, policy)
+        for _ in range(6):
+            layer.step(gradients[comm.rank])
+            assert float(layer.kept("residual").abs().max()) <= 2.0**-9 * (1 + size) * 2.1 * largest
+
+    rp.simulate(size, rank)
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("sums", [True, False])
 def test_recurrence_of_the_estimate(overlap: bool, sums: bool) -> None:

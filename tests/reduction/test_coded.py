@@ -80,12 +80,13 @@ def test_in_parts_with_rests_where_the_values_were_all_bits_are_the_same(
         joined = torch.full_like(sums, torch.nan)
         for begin, part in parts:
             joined[begin : begin + part.numel()] = part
-        assert the_same == factor and torch.equal(joined, sums)
-        rests = [average.rest for average in (apart, within)]
-        if rests[0] is None or rests[1] is None:
-            assert rests == [None, None]
-        else:
-            assert torch.equal(*rests)
+        values = values_of(comm.rank, count)
+        at_once = Mean(predivide=2.0).start(comm, values, code, ring=ring, room=values, name="at once")
+        assert the_same == factor and torch.equal(joined, sums) and torch.equal(at_once.wait_for_sum()[0], sums)
+        rest = apart.rest
+        for other in (within.rest, at_once.rest):
+            assert (rest is None) == (other is None)
+            assert rest is None or other is None or torch.equal(other, rest)
 
     rp.simulate(ranks, rank)
 
