@@ -63,7 +63,7 @@ def unflatten(outputs: Sequence[Tensor], values: Tensor, factor: float = 1.0) ->
 def unflatten_part(
     outputs: Sequence[Tensor], offsets: Sequence[int], begin: int, values: Tensor, factor: float
 ) -> None:
-    """The same of a part of the buffer.
+    """Copy a part of a flat buffer back, as :func:`unflatten` does all of it.
 
     Args:
         outputs: the bucket's tensors, contiguous.

@@ -135,12 +135,16 @@ def test_nothing_is_saved_of_an_exchange_that_was_broken_off(
     monkeypatch: pytest.MonkeyPatch, policy: rp.Policy, options: dict[str, Any], bucket: int, whole: bool
 ) -> None:
     """Ctrl-C inside step(), a checkpoint saved on the way out, and what had been kept back was lost in silence."""
-    complete = KeptLane._complete
 
-    def interrupted(lane: KeptLane, *args: Any) -> None:
-        if lane.bucket.index == bucket:
-            raise KeyboardInterrupt
-        complete(lane, *args)
+    def interrupted(name: str) -> Callable[..., Any]:
+        method = getattr(KeptLane, name)
+
+        def instead(lane: KeptLane, *args: Any) -> Any:
+            if lane.bucket.index == bucket:
+                raise KeyboardInterrupt
+            return method(lane, *args)
+
+        return instead
 
     def rank(comm: rp.comm.Communicator) -> None:
         model = make_model()
@@ -150,7 +154,8 @@ def test_nothing_is_saved_of_an_exchange_that_was_broken_off(
         before = last["ringprune"]
         loss_of(model, next(batches(comm.rank, 1, 5))).backward()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(KeptLane, "_complete", interrupted)
+            for name in ("_unpack", "_wait_in_parts"):  # of an index set, and of all entries
+                patch.setattr(KeptLane, name, interrupted(name))
             optimizer.step()
         if not whole:
             with pytest.raises(rp.UsageError, match=TORN):

@@ -42,7 +42,6 @@ class KeptLane(Lane):
         self._ends = torch.tensor(bucket.offsets, dtype=torch.int32, device=bucket.device)
         self._indices: Tensor | None = None
         self.agreed: Tensor | None = None
-        self._in_parts = True  # averages of all entries are written part by part
         policy = setting.policy
         self._value_code = wire.value_code(policy.values if content == "values" else policy.dense_values)
 
@@ -65,7 +64,7 @@ class KeptLane(Lane):
 
         Where a message is found damaged, averages of the parts before it have been written.
         """
-        if self._indices is None and self._in_parts:
+        if self._indices is None and self.residual.expected is None:
             offsets = self.bucket.offsets
             rest = self._wait_in_parts(lambda *part: packing.unflatten_part(outputs, offsets, *part))
         else:
@@ -78,11 +77,9 @@ class KeptLane(Lane):
             self._complete(outputs)
 
     def _unpack(self, outputs: Sequence[Tensor], indices: Tensor | None, values: Tensor) -> None:
-        """[7] Write the averages at the index set; None is everywhere."""
-        if indices is None:
-            packing.unflatten(outputs, values)
-        else:
-            packing.unpack(outputs, indices, values)
+        """[7] Write the averages at the index set; None is everywhere, which comes here only where much is expected."""
+        assert indices is not None, "averages of all entries are written part by part"
+        packing.unpack(outputs, indices, values)
 
     def _complete(self, outputs: Sequence[Tensor]) -> None:
         """The averages are written; the new state takes effect."""

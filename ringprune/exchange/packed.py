@@ -54,7 +54,6 @@ class PackedLane(KeptLane):
         self._smoothing = Smoothing(policy.smoothing, bucket.numel, bucket.device) if policy.smoothing else None
         if self._smoothing is not None:
             self.residual.expected = self._smoothing.estimate
-            self._in_parts = False
 
     def _begin(self, step: int, corrected: Sequence[Tensor], correction: Correction) -> Tensor:
         """Stages 1 to 3, where this rank is a root of the bucket; accumulate elsewhere."""

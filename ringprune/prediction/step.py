@@ -144,7 +144,7 @@ class _Run:
         of = {member: i for i, work in enumerate(self._works) for member in work.bucket.members}
         number, started = sum(len(layer.shapes) for layer in layers), 0
         for layer in reversed(layers):
-            self._compute(layer.backward_seconds)
+            self._now += layer.backward_seconds
             for _ in layer.shapes:
                 number -= 1
                 left[of[number]] -= 1
@@ -198,18 +198,13 @@ class _Run:
         self._done[index] += 1
         return self._done[index] < len(turns)
 
-    def _compute(self, seconds: float) -> None:
-        self._pass(seconds, held=False)
-
     def _spend(self, seconds: float, *, asks: bool = False) -> None:
         # Threads move messages meanwhile, but where ranks share processors they wait for one as well; MPI has none.
         setting = self._setting
-        self._pass(seconds, held=not asks if setting.asked else setting.speeds.shared >= SHARED)
-        self.busy += seconds
-
-    def _pass(self, seconds: float, *, held: bool) -> None:
+        held = not asks if setting.asked else setting.speeds.shared >= SHARED
         self._now += seconds
         self._held += seconds if held else 0.0
+        self.busy += seconds
 
     def _there(self, index: int) -> float:
         """When a message will be there, if nothing holds it up from now on."""

@@ -79,18 +79,18 @@ def work_of(
     packed = route == "packed"
     selects = packed and not sent_whole(policy.density.target)
     positions = proposed(bucket, policy, ranks) if selects else 0
-    start, finish = _alone(bucket, policy, ranks, speeds, packed, selects, positions, groups)
     count = kept(bucket, policy, ranks) if selects else bucket.numel
     density = count / bucket.numel if selects else 1.0
     each = each_at(speeds.kept, density)  # taken, or put
-    code = None
+    codable = packed or bucket.dtype == torch.float32
+    code = value_code_of(policy, "values" if packed else "dense", count, ranks) if codable else None
+    in_place = code is not None and not selects and policy.reduction != "ring"
+    start, finish = _alone(bucket, policy, speeds, packed, selects, positions, groups, in_place)
     before = [speeds.message * message.count for message in sent]
     if selects and policy.index_sets == "gathered":
         before[0] += each * count
         finish += speeds.merge * count * ranks
     else:
-        codable = packed or bucket.dtype == torch.float32
-        code = value_code_of(policy, "values" if packed else "dense", count, ranks) if codable else None
         first = len(sent) - (2 if code is not None and policy.reduction != "ring" else 1)
         if selects:
             share = 1 / policy.refresh
@@ -106,19 +106,18 @@ def work_of(
             before[-1] += back * count * others + there * count / ranks
             finish += back * count
     turns = tuple(Turn(seconds, message) for seconds, message in zip(before, sent, strict=True))
-    asks = code is not None and not selects and policy.reduction != "ring"
-    return Work(bucket, start + speeds.tensor * len(bucket.members), turns, finish, asks)
+    return Work(bucket, start + speeds.tensor * len(bucket.members), turns, finish, asks=in_place)
 
 
 def _alone(
     bucket: Bucket,
     policy: Policy,
-    ranks: int,
     speeds: Speeds,
     packed: bool,
     selects: bool,
     positions: int,
     groups: bool,
+    in_place: bool,
 ) -> tuple[float, float]:
     """Seconds of the passes over all entries, before the first message and after the last."""
     entries = bucket.numel
@@ -132,10 +131,8 @@ def _alone(
     elif selects:  # what is drawn by lot needs no scores
         start = speeds.accumulate * entries
     elif packed or (policy.dense_values != "fp32" and bucket.dtype == torch.float32):
-        coded = value_code_of(policy, "values" if packed else "dense", entries, ranks) is not None
-        copied = not coded or policy.reduction == "ring"  # else coded where it is
         accumulate = speeds.accumulate * (1.0 if packed else WITHOUT_VELOCITY)
-        start = (accumulate + speeds.copy * copied) * entries
+        start = (accumulate + (0.0 if in_place else speeds.copy)) * entries
     else:
         start = (speeds.copy + speeds.whole) * entries
     finish = (speeds.fill if selects else speeds.copy) * entries

@@ -91,7 +91,7 @@ def to_float16(values: Array, scale: Number, inverse: Number, codes: Array, rest
         rest: float32, shape ``(n,)``; overwritten with what rounding dropped. May be ``values``.
     """
     most = BELOW_LARGEST if inverse == LARGEST_SCALE else INFINITY
-    if values.ctypes.data == rest.ctypes.data:
+    if values.ctypes.data == rest.ctypes.data:  # as in to_bfloat16
         for i in range(values.size):
             code, rounded = _rounded_to_float16(bits_of(values[i] * scale), most)
             codes[i] = code
