@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -269,13 +270,22 @@ def test_hooks_of_a_rank_run_in_its_own_thread() -> None:
     assert torch._C._is_multithreading_enabled()
 
 
+@pytest.fixture
+def hears_ctrl_c() -> Iterator[None]:
+    """What runs in the background of a shell inherits that SIGINT is ignored, and these tests may."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_threads_have_ended_when_ctrl_c_is_raised() -> None:
     """One that was computing as the interpreter exited aborted the process."""
 
     def rank(comm: SimulatedCommunicator) -> None:
         if comm.rank == 0:
             signal.raise_signal(signal.SIGINT)
-        for step in range(1000):
+        for step in range(100):
             time.sleep(0.3)  # computes
             comm.allreduce(torch.ones(1), name=str(step)).wait()
 
