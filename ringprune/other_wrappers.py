@@ -77,26 +77,46 @@ def _holders(ids: set[int]) -> Iterator[tuple[Any, str]]:
 
     Their hooks are out of sight, so the objects are looked for: nothing else tells that dense gradients travel too.
     """
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    for thing in gc.get_objects() if distributed or "horovod.torch" in sys.modules else ():
-        kind = type(thing)
+    kinds = _kinds()
+    # Every object refers to its class, and the interpreter looks through all of them faster than a loop would.
+    for thing in gc.get_referrers(*kinds) if kinds else ():
         try:
-            if issubclass(kind, nn.Module):
-                name = next((base.__name__ for base in kind.__mro__ if base.__name__ in _MODULES), None)
-                if name is not None and not ids.isdisjoint(_held(thing)):
-                    said = f"a {name} averages the gradients of these parameters already, all of them: {_MODULES[name]}"
-                    yield thing, said
-            horovods = issubclass(kind, torch.optim.Optimizer) and kind.__module__.startswith("horovod.")
-            if horovods and any(id(param) in ids for group in thing.param_groups for param in group["params"]):
-                yield thing, _HOROVODS
+            if type(thing) in kinds and not ids.isdisjoint(_held(thing)):
+                yield thing, kinds[type(thing)]
         except (AttributeError, RuntimeError):
             continue  # half made, by a constructor that failed or in another thread
 
 
-def _held(module: Any) -> set[int]:
-    """What such a module averages: nothing that it was told to leave alone."""
-    ignored = getattr(module, "parameters_to_ignore", ())
-    return {id(param) for name, param in module.module.named_parameters() if name not in ignored}
+def _kinds() -> dict[type, str]:
+    """The classes whose objects average gradients, and what to say of one.
+
+    Horovod makes a class for each optimizer, from an optimizer's; where it wraps none there is nothing to look for.
+    """
+    kinds: dict[type, str] = {}
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        for kind in _subclasses(nn.Module):
+            name = next((base.__name__ for base in kind.__mro__ if base.__name__ in _MODULES), None)
+            if name is not None:
+                said = f"a {name} averages the gradients of these parameters already, all of them: {_MODULES[name]}"
+                kinds[kind] = said
+    if "horovod.torch" in sys.modules:
+        for kind in _subclasses(torch.optim.Optimizer):
+            if kind.__module__.startswith("horovod.") and torch.optim.Optimizer not in kind.__bases__:
+                kinds[kind] = _HOROVODS
+    return kinds
+
+
+def _subclasses(base: type) -> set[type]:
+    direct: set[type] = set(base.__subclasses__())
+    return direct.union(*map(_subclasses, direct))
+
+
+def _held(thing: Any) -> set[int]:
+    """The parameters whose gradients it averages: of a module, none that it was told to leave alone."""
+    if isinstance(thing, torch.optim.Optimizer):
+        return {id(param) for group in thing.param_groups for param in group["params"]}
+    ignored = getattr(thing, "parameters_to_ignore", ())
+    return {id(param) for name, param in thing.module.named_parameters() if name not in ignored}
 
 
 def _keeps_still(holder: Any) -> bool:
