@@ -4,6 +4,8 @@ Arguments: the kind of communicator, the policy, and where the others are: ``flu
 """
 
 import sys
+import time
+import traceback
 
 import torch
 
@@ -27,13 +29,18 @@ def main(kind: str, policy: str, where: str) -> None:
     for _ in range(3):
         step()
     saved = optimizer.state_dict()
-    if comm.rank == 0:
-        step()
-    elif where == "flush":
-        optimizer.flush()
-    else:
-        optimizer.load_state_dict(saved)
-        step()
+    try:
+        if comm.rank == 0:
+            step()
+        elif where == "flush":
+            optimizer.flush()
+        else:
+            optimizer.load_state_dict(saved)
+            step()
+    except rp.CommunicatorError:
+        traceback.print_exc()
+        time.sleep(4)  # the first to end takes the others along, before they have said what they waited for
+        raise
 
 
 if __name__ == "__main__":
