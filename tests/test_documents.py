@@ -1,6 +1,7 @@
 """The documents keep what they promise: their code runs, their links and names lead somewhere."""
 
 import inspect
+import functools
 import re
 import subprocess
 import sys
@@ -146,7 +147,7 @@ def test_commands_exist(command: str) -> None:
         if re.match(rf"({'|'.join(FOLDERS)})/", word):
             assert (ROOT / word).exists()
     if "ringprune" in words:
-        run_help("ringprune", words[words.index("ringprune") + 1])
+        check_options(words[words.index("ringprune") + 1 :])
     scripts = [word for word in words if word.startswith("examples/") and word.endswith(".py")]
     own = words[words.index(scripts[0]) :] if scripts else []  # what comes before is the launcher's
     for option in [word.split("=")[0] for word in own if word.startswith("--")]:
@@ -154,11 +155,22 @@ def test_commands_exist(command: str) -> None:
         assert f'"{option}"' in sources
 
 
-def run_help(module: str, *arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", module, *arguments, "--help"], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
+def check_options(words: list[str]) -> None:
+    """Whether ``ringprune`` has such a command with such options."""
+    command: list[str] = []
+    while words and words[0] in re.findall(r"^ {4}([a-z]+) ", help_of(*command), re.MULTILINE):
+        command.append(words.pop(0))
+    assert command or words == ["--version"], f"ringprune has no command {words[0]}"
+    for option in [word.split("=")[0] for word in words if word.startswith("--")]:
+        assert re.search(rf"(?<!\S){option}(?![\w-])", help_of(*command)), f"{' '.join(command)} has no {option}"
+
+
+@functools.cache
+def help_of(*arguments: str) -> str:
+    command = [sys.executable, "-m", "ringprune", *arguments, "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 # -- links and names --------------------------------------------------------------------------------------------------
