@@ -1,7 +1,7 @@
 """The documents keep what they promise: their code runs, their links and names lead somewhere."""
 
-import inspect
 import functools
+import inspect
 import re
 import subprocess
 import sys
@@ -158,9 +158,11 @@ def test_commands_exist(command: str) -> None:
 def check_options(words: list[str]) -> None:
     """Whether ``ringprune`` has such a command with such options."""
     command: list[str] = []
-    while words and words[0] in re.findall(r"^ {4}([a-z]+) ", help_of(*command), re.MULTILINE):
+    while commands := re.findall(r"^ {4}([a-z]+) ", help_of(*command), re.MULTILINE):
+        if not words or words[0].startswith("--"):
+            break
+        assert words[0] in commands, f"ringprune {' '.join(command)} has no command {words[0]}"
         command.append(words.pop(0))
-    assert command or words == ["--version"], f"ringprune has no command {words[0]}"
     for option in [word.split("=")[0] for word in words if word.startswith("--")]:
         assert re.search(rf"(?<!\S){option}(?![\w-])", help_of(*command)), f"{' '.join(command)} has no {option}"
 
