@@ -11,7 +11,7 @@ __all__ = ["Guard"]
 class Guard:
     """Look at what is kept back every so often; send a tensor whole from then on if it grows without bound.
 
-    At a check, of a tensor of which a share ``density`` is sent, with ``P`` ranks::
+    At a check, of a tensor of which a share ``density`` is sent, its own budget over its entries, with ``P`` ranks::
 
         residual   mean over the ranks of the norm of what each could have sent
         exchanged  norm of the average that was exchanged

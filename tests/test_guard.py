@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import ringprune as rp
+from ringprune.exchange.relevance import REFRESH
 from ringprune.importance import Ratio
 from tests.training import make_model, run, same_bytes, sgd, train, weights, wrap
 
@@ -209,14 +210,31 @@ def test_its_numbers_are_those_of_the_definition(policy: str, op: str) -> None:
 
     results = rp.simulate(size, rank)
     dense, exchanged = sum(r[0] for r in results) / size, results[0][1] / (size if op == "sum" else 1)
-    residual = sum(float(r[0].norm()) for r in results) / size
+    residual, share = sum(float(r[0].norm()) for r in results) / size, round(0.02 * NUMEL) / NUMEL
     found = results[0][2]
     assert all(r[2] == found for r in results)
     assert found["step"] == check and found["growths"] == 0
     assert found["residual"] == pytest.approx(residual, rel=1e-5)
     assert found["exchanged"] == pytest.approx(float(exchanged.norm()), rel=1e-5)
     assert found["cosine"] == pytest.approx(float(dense @ exchanged / dense.norm() / exchanged.norm()), abs=1e-4)
-    assert found["ratio"] == pytest.approx(residual / float(exchanged.norm()) / math.sqrt(size / 0.02), rel=1e-5)
+    assert found["ratio"] == pytest.approx(residual / float(exchanged.norm()) / math.sqrt(size / share), rel=1e-5)
+
+
+def test_budgets_by_relevance_are_judged_each_by_its_own_share() -> None:
+    """A random choice has 1, also of a tensor to which relevance leaves a hundredth of the bucket's density."""
+    policy, entries = replace(rp.RandomK(0.1), layers="relevance"), {}
+
+    def rank(comm: rp.comm.Communicator) -> dict[str, dict[str, float]]:
+        run_ = TwoMatrices(comm, policy, guard=rp.Guard(every=REFRESH, bound=3.0, growths=1))
+        run_.named["fed"].data.mul_(0.01)
+        run_.run(2 * REFRESH + 1)
+        entries.update({name: int(param.grad.count_nonzero()) for name, param in run_.named.items()})
+        return dict(run_.optimizer.stats()["guard"])
+
+    found = rp.simulate(2, rank)[0]
+    assert entries["fed"] < 0.02 * NUMEL < 0.15 * NUMEL < entries["starved"]
+    for each in found.values():
+        assert 0.5 < each["ratio"] < 1.5 and not each["whole"]
 
 
 def test_healthy_choices_stay_below_the_bound() -> None:

@@ -115,11 +115,15 @@ class PackedLane(KeptLane):
 
     def _budgets(self, density: float) -> list[int]:
         """Entries to send of each tensor; none of those that are sent whole beside the others."""
-        relevance = self._relevance
-        budgets = selection.budgets(self.bucket.numels, density) if relevance is None else relevance.budgets(density)
+        budgets = self._divided(density)
         return (
             budgets if self.watch is None else [0 if w else k for k, w in zip(budgets, self.watch.whole, strict=True)]
         )
+
+    def _divided(self, density: float) -> list[int]:
+        """The same as if none were sent whole."""
+        relevance = self._relevance
+        return selection.budgets(self.bucket.numels, density) if relevance is None else relevance.budgets(density)
 
     def _draw(self, drawn: Sequence[int], step: int) -> Tensor | None:
         """Positions that all ranks explore, drawn with the shared seed."""
@@ -128,8 +132,15 @@ class PackedLane(KeptLane):
 
     def _roots_of(self, step: int) -> tuple[int, ...]:
         setting = self._setting
-        turn = step // setting.policy.refresh  # of those who choose: between refreshes nobody does
-        return setting.policy.roots.of(setting.seed, turn, self.bucket.index, setting.comm.size)
+        return setting.policy.roots.of(setting.seed, self._turn(step), self.bucket.index, setting.comm.size)
+
+    def _turn(self, step: int) -> int:
+        """Of those who choose: by it roots are drawn, or take turns."""
+        policy = self._setting.policy
+        if self._core is not None:  # between refreshes nobody chooses, in a warm-up somebody does at each step
+            return step // policy.refresh if policy.density.steady(step) else step
+        # Of a tensor that has its turn at each second step, every second rank would never choose.
+        return step // policy.turns if policy.roots.order == "cyclic" else step
 
     def _is_root(self, step: int) -> bool:
         """Whether this rank selects; nobody does where nothing is proposed."""
@@ -230,7 +241,7 @@ class PackedLane(KeptLane):
 
     def _complete(self, outputs: Sequence[Tensor]) -> None:
         if self.watch is not None and not self._whole:
-            sent = self.watch.finish(self._step, outputs, self._setting.policy.density.at(self._step))
+            sent = self.watch.finish(self._step, outputs, self._divided(self._setting.policy.density.at(self._step)))
             self.sent += torch.tensor(sent, device=self.sent.device)
             self._setting.metrics.selected(sum(sent), 0)
         super()._complete(outputs)

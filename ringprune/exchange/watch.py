@@ -90,13 +90,13 @@ class Watch:
             for part in compress(parts, self.whole):
                 part.zero_()
 
-    def finish(self, step: int, outputs: Sequence[Tensor], density: float) -> list[int]:
+    def finish(self, step: int, outputs: Sequence[Tensor], budgets: Sequence[int]) -> list[int]:
         """Write the averages of what was sent whole, then judge where this was a check.
 
         Args:
             step: number of the exchange.
             outputs: the averages of the bucket's tensors, complete but for those that are sent whole.
-            density: share of the others that is sent.
+            budgets: entries of each tensor that are sent where it is not sent whole.
 
         Returns:
             How many entries of each tensor were sent whole.
@@ -111,7 +111,7 @@ class Watch:
                 output.copy_(part.view_as(output))
         if self._check is not None:
             message, self._check = self._check.wait(), None
-            self._judge(step, outputs, message, density)
+            self._judge(step, outputs, message, budgets)
         return sent
 
     def drop(self) -> None:
@@ -128,7 +128,7 @@ class Watch:
 
     # -- judging ------------------------------------------------------------------------------------------------------
 
-    def _judge(self, step: int, outputs: Sequence[Tensor], message: Tensor, density: float) -> None:
+    def _judge(self, step: int, outputs: Sequence[Tensor], message: Tensor, budgets: Sequence[int]) -> None:
         """Equal on every rank: from what all ranks have, summed in a fixed order."""
         size, numel = self._setting.comm.size, self._bucket.numel
         sums, norms = self._split(message[:numel]), (message[numel:] / size).tolist()
@@ -138,12 +138,13 @@ class Watch:
         for place, output in enumerate(outputs):
             dot = float(torch.dot(sums[place], output.reshape(-1).float()))
             product = dense[place] * exchanged[place]
+            density = budgets[place] / max(1, output.numel())
             grown = 0.0 < float(self.state[place, 2]) < norms[place]
             finding = Finding(
                 step=step,
                 residual=norms[place],
                 exchanged=scale * exchanged[place],
-                ratio=_ratio(norms[place], scale * exchanged[place] * math.sqrt(size / density)),
+                ratio=_ratio(norms[place], scale * exchanged[place] * math.sqrt(size / (density or 1.0))),
                 cosine=dot / product if product else 0.0,
                 growths=int(self.state[place, 1]) + 1 if grown else 0,
             )

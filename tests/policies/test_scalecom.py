@@ -9,6 +9,7 @@ from torch import Tensor
 
 import ringprune as rp
 from ringprune.agreement import Roots
+from ringprune.selection import Density, Warmup
 from tests.policies.one_layer import NUMEL, OneLayer, gradient_of, largest, sent_at
 from tests.training import adamw, make_model, run, same_bytes, sgd, train, weights, wrap
 
@@ -97,6 +98,23 @@ def test_several_cyclic_roots_are_distinct_and_each_rank_has_as_many_turns(count
     turns = [Roots(count, "cyclic").of(0, step, 0, size) for step in range(size)]
     assert all(len(set(roots)) == count for roots in turns)
     assert sorted(rank for roots in turns for rank in roots) == sorted(list(range(size)) * count)
+
+
+@pytest.mark.parametrize(
+    ("slots", "chosen"),
+    [({"turns": 2}, range(0, 16, 2)), ({"refresh": 8, "density": Density(0.05, Warmup(8, start=0.1))}, range(8))],
+)
+def test_every_rank_chooses_where_tensors_take_turns_and_in_a_warm_up_with_a_core(slots: Any, chosen: range) -> None:
+    """Counted by steps, two of the four ranks would never choose of a tensor whose turn is every second step.
+
+    Counted by refreshes, one rank alone would choose at all eight steps of the warm-up.
+    """
+    size, policy = 4, dataclasses.replace(rp.ScaleCom(0.05, low_pass=1.0), **slots)
+    histories = rp.simulate(size, lambda comm: steps_of(comm, policy, chosen.stop))
+    for turn, step in enumerate(chosen):
+        before, gradient, _, _ = histories[turn % size][step]
+        sent = sent_at(histories[0][step][2])
+        assert sent == largest((before + gradient).abs(), round(policy.density.at(step) * NUMEL)), step
 
 
 # -- what the analysis rests on ---------------------------------------------------------------------------------------
