@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -406,6 +407,19 @@ def test_what_is_no_table_on_one_rank_is_heard_of_by_all(rows: Any, said: str) -
 
 
 # -- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def test_sizes_may_be_numbers_of_numpy() -> None:
+    """They come from data, as ids.max() + 1: "num_embeddings=np.int64(9): a whole number of at least 1" was said."""
+
+    def rank(comm: rp.comm.Communicator) -> torch.Size:
+        table = rp.ShardedEmbedding(np.int64(9), np.int32(2), np.int64(-1), comm=comm)  # type: ignore[arg-type]
+        assert repr(table).startswith("ShardedEmbedding(9, 2, padding_idx=8,")
+        options: Any = {"comm": comm, "repetitions": 1}
+        assert rp.search_partitions(np.int64(1), np.int64(2), torch.tensor([0]), **options).best == 1
+        return table.gathered().shape
+
+    assert rp.simulate(2, rank, timeout=60) == [(9, 2)] * 2
 
 
 def test_a_checkpoint_serves_any_number_of_ranks() -> None:
