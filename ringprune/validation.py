@@ -13,7 +13,9 @@ __all__ = ["as_int", "flag", "one_of", "real_number", "whole_number"]
 
 def as_int(value: Any) -> Any:
     """A whole number of NumPy's as Python's, anything else as it is: sizes of tables come from data."""
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+    if isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, Integral) else value
 
 
 def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:

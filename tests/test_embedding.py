@@ -486,6 +486,33 @@ def test_a_run_that_goes_on_ends_where_one_that_did_not_stop_does(hierarchical: 
     rp.simulate(3, rank, timeout=20, ranks_per_node=2 if hierarchical else None)
 
 
+@pytest.mark.parametrize("make", SPARSE)
+def test_a_checkpoint_of_plain_training_goes_on_with_a_sharded_table(make: str) -> None:
+    """The optimizer's state was left that of the whole table: torch could not add, in the first step."""
+
+    def steps(table: Any, optimizer: Any, comm: rp.comm.Communicator, begin: int, end: int) -> None:
+        for step in range(begin, end):
+            optimizer.zero_grad()
+            rows = torch.cat([lookups(rank, step) for rank in range(comm.size)])  # the same on all ranks
+            table(rows).square().sum().backward()
+            optimizer.step()
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        plain = whole(comm)
+        trained = SPARSE[make](plain.parameters())
+        steps(plain, trained, comm, 0, 3)
+        table = sharded(comm, seed=1, partitions=2)
+        table.load_state_dict(plain.state_dict())
+        inner = SPARSE[make](table.parameters())
+        inner.load_state_dict(copy.deepcopy(trained.state_dict()))
+        optimizer = rp.DistributedOptimizer(inner, table.named_parameters(), policy="dense", comm=comm)
+        steps(plain, trained, comm, 3, STEPS)
+        steps(table, optimizer, comm, 3, STEPS)
+        torch.testing.assert_close(table.gathered(), plain.weight.detach(), rtol=1e-12, atol=1e-12)
+
+    rp.simulate(3, rank, timeout=60)
+
+
 def test_what_a_class_made_of_it_has_besides_is_saved_too() -> None:
     """Parameters and buffers of such a class were left out in silence, and those of its modules were unexpected."""
 
