@@ -175,6 +175,8 @@ def advise(
             f"policy {policy.name!r} schedules its messages, and Horovod makes one after the other: every order waits "
             'behind what is under way, and training was slower than without. Give the wrapper comm="torch" or "mpi"'
         )
+    if comm.size > 1 and model is not None and policy.local_steps is None:  # with them an exchange finds it
+        _warn_of_max_norm(model)
     gradients = policy.local_steps is None and policy.density.target < 1
     if gradients:
         warn_of_keeping_back(optimizer, policy, "give the policy local_steps=1 or more")
@@ -183,6 +185,23 @@ def advise(
         _log.warning(
             f"local_steps with momentum={local.momentum!r} changes nothing: {type(optimizer).__name__} has no momentum "
             "that RingPrune knows how to set; it does of torch's SGD with momentum, Adam and AdamW"
+        )
+
+
+def _warn_of_max_norm(model: torch.nn.Module) -> None:
+    """Torch scales the rows that a rank looks up, in its forward pass: the others do not."""
+    tables = [
+        name
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag)
+        and layer.max_norm is not None
+        and layer.weight.requires_grad
+    ]
+    if tables:
+        _log.warning(
+            f"{tables[0] or 'model='} has max_norm: each rank scales the rows that it looks up itself, and has other "
+            "weights than the other ranks as soon as a norm is above that, which only check_every= finds after the "
+            "first step. Leave max_norm out, and scale all rows after step(), alike on all ranks"
         )
 
 

@@ -18,7 +18,7 @@ from ringprune.errors import ArgumentTypeError, ConfigurationError, RingPruneErr
 from ringprune.plan import gather_texts, shake_hands
 from ringprune.reduction import Mean
 from ringprune.sharding import NodeMessages, Owners, RowMessages, RowValues, Wire, dtype_of
-from ringprune.validation import flag, one_of, whole_number
+from ringprune.validation import as_int, flag, one_of, whole_number
 
 __all__ = ["ShardedEmbedding", "any_embeddings", "embedding_of"]
 
@@ -88,6 +88,7 @@ class ShardedEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         where, own = torch.device(device or "cpu"), _communicator(comm)
+        num_embeddings, embedding_dim, padding_idx = map(as_int, (num_embeddings, embedding_dim, padding_idx))
         try:
             self.num_embeddings = whole_number("num_embeddings", num_embeddings, 1)
             self.embedding_dim = whole_number("embedding_dim", embedding_dim, 1)

@@ -19,6 +19,7 @@ from ringprune.plan import ParamSpec, Plan
 from ringprune.policies import Policy
 from ringprune.priority_mode import PriorityMode
 from ringprune.routing import plan_of
+from ringprune.sharded_state import take_shares
 from ringprune.slicing import SlicedPlan, slice_plan
 from ringprune.update_mode import UpdateMode
 
@@ -167,6 +168,7 @@ def make_mode(parts: Parts, statistics: Mapping[str, Tensor]) -> GradientMode | 
     """
     _tell_of_nothing(parts)
     _check_embeddings(parts)
+    take_shares(parts.inner)
     if parts.policy.local_steps is not None:
         _check_local_steps(parts)
         _let_rest(parts.inner)

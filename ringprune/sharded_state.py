@@ -10,7 +10,7 @@ from torch import Tensor
 from ringprune.embedding import ShardedEmbedding, embedding_of
 from ringprune.errors import CheckpointError
 
-__all__ = ["load", "save"]
+__all__ = ["load", "save", "take_shares"]
 
 
 def save(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -51,6 +51,15 @@ def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
             kind: _share(embedding, value) if _per_row(value, whole) else value for kind, value in kept[number].items()
         }
     optimizer.load_state_dict(state | {"state": kept})
+
+
+def take_shares(optimizer: torch.optim.Optimizer) -> None:
+    """Of state that is of whole tables, as a checkpoint of plain training has it, keep this rank's; sends nothing."""
+    for _, embedding in _sharded(optimizer):
+        whole = (embedding.num_embeddings, embedding.embedding_dim)
+        kept = optimizer.state.get(embedding.weight, {})
+        if len(embedding.weight) < whole[0]:
+            kept |= {kind: _share(embedding, value) for kind, value in kept.items() if _per_row(value, whole)}
 
 
 def _per_row(value: Any, shape: tuple[int, ...]) -> bool:

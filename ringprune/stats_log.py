@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from ringprune.errors import ArgumentTypeError, ConfigurationError
+from ringprune.errors import ArgumentTypeError, ConfigurationError, UsageError
 from ringprune.validation import flag, whole_number
 
 __all__ = ["Line", "StatsLog", "read", "scalars"]
@@ -107,7 +107,10 @@ class StatsLog:
         Raises:
             ArgumentTypeError: a value is no number, nor a tensor of one.
             ConfigurationError: the line cannot be written, as on a full disk; the log is closed.
+            UsageError: it is closed.
         """
+        if self._file.closed:
+            raise UsageError(f"step() of a log that is closed, {self._path!r}: make another one, with append=True")
         self._last = {name: _number(name, value) for name, value in values.items()}
         self._calls += 1
         if self._calls % self._every == 0:

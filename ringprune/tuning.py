@@ -9,7 +9,7 @@ from ringprune.comm import connect
 from ringprune.comm.communicator import Communicator
 from ringprune.embedding import ShardedEmbedding
 from ringprune.sharding import PartitionSearch, RowValues, search
-from ringprune.validation import whole_number
+from ringprune.validation import as_int, whole_number
 
 __all__ = ["search_partitions"]
 
@@ -48,7 +48,7 @@ def search_partitions(
         ConfigurationError, ArgumentTypeError: an argument cannot work.
         IndexRangeError: an index is no row of the table; on all ranks.
     """
-    whole_number("num_embeddings", num_embeddings, 1)
+    num_embeddings = whole_number("num_embeddings", as_int(num_embeddings), 1)
     whole_number("repetitions", repetitions, 1)
     communicator = connect(comm) if comm is None or isinstance(comm, str) else comm
 

@@ -3,11 +3,19 @@
 import difflib
 import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from ringprune.errors import ArgumentTypeError, ConfigurationError
 
-__all__ = ["flag", "one_of", "real_number", "whole_number"]
+__all__ = ["as_int", "flag", "one_of", "real_number", "whole_number"]
+
+
+def as_int(value: Any) -> Any:
+    """A whole number of NumPy's as Python's, anything else as it is: sizes of tables come from data."""
+    if isinstance(value, bool):
+        return value
+    return int(value) if isinstance(value, Integral) else value
 
 
 def whole_number(name: str, value: Any, least: int, most: int | None = None) -> int:

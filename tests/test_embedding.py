@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -408,6 +409,19 @@ def test_what_is_no_table_on_one_rank_is_heard_of_by_all(rows: Any, said: str) -
 # -- checkpoints ----------------------------------------------------------------------------------------------------
 
 
+def test_sizes_may_be_numbers_of_numpy() -> None:
+    """They come from data, as ids.max() + 1: "num_embeddings=np.int64(9): a whole number of at least 1" was said."""
+
+    def rank(comm: rp.comm.Communicator) -> torch.Size:
+        table = rp.ShardedEmbedding(np.int64(9), np.int32(2), np.int64(-1), comm=comm)  # type: ignore[arg-type]
+        assert repr(table).startswith("ShardedEmbedding(9, 2, padding_idx=8,")
+        options: Any = {"comm": comm, "repetitions": 1}
+        assert rp.search_partitions(np.int64(1), np.int64(2), torch.tensor([0]), **options).best == 1
+        return table.gathered().shape
+
+    assert rp.simulate(2, rank, timeout=60) == [(9, 2)] * 2
+
+
 def test_a_checkpoint_serves_any_number_of_ranks() -> None:
     def steps(comm: rp.comm.Communicator, saved: Any, begin: int, end: int) -> Any:
         model = Words(sharded(comm))
@@ -470,6 +484,33 @@ def test_a_run_that_goes_on_ends_where_one_that_did_not_stop_does(hierarchical: 
         assert torch.equal(*results)
 
     rp.simulate(3, rank, timeout=20, ranks_per_node=2 if hierarchical else None)
+
+
+@pytest.mark.parametrize("make", SPARSE)
+def test_a_checkpoint_of_plain_training_goes_on_with_a_sharded_table(make: str) -> None:
+    """The optimizer's state was left that of the whole table: torch could not add, in the first step."""
+
+    def steps(table: Any, optimizer: Any, comm: rp.comm.Communicator, begin: int, end: int) -> None:
+        for step in range(begin, end):
+            optimizer.zero_grad()
+            rows = torch.cat([lookups(rank, step) for rank in range(comm.size)])  # the same on all ranks
+            table(rows).square().sum().backward()
+            optimizer.step()
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        plain = whole(comm)
+        trained = SPARSE[make](plain.parameters())
+        steps(plain, trained, comm, 0, 3)
+        table = sharded(comm, seed=1, partitions=2)
+        table.load_state_dict(plain.state_dict())
+        inner = SPARSE[make](table.parameters())
+        inner.load_state_dict(copy.deepcopy(trained.state_dict()))
+        optimizer = rp.DistributedOptimizer(inner, table.named_parameters(), policy="dense", comm=comm)
+        steps(plain, trained, comm, 3, STEPS)
+        steps(table, optimizer, comm, 3, STEPS)
+        torch.testing.assert_close(table.gathered(), plain.weight.detach(), rtol=1e-12, atol=1e-12)
+
+    rp.simulate(3, rank, timeout=60)
 
 
 def test_what_a_class_made_of_it_has_besides_is_saved_too() -> None:

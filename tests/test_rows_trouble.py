@@ -278,6 +278,25 @@ def test_a_model_without_sparse_modules_is_warned_about(caplog: pytest.LogCaptur
     assert "no module of model= has sparse=True" in caplog.text
 
 
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+@pytest.mark.parametrize(("ranks", "max_norm", "trained", "said"), [
+    (2, 1.0, True, 1), (1, 1.0, True, 0), (2, None, True, 0), (2, 1.0, False, 0),
+])  # fmt: skip
+def test_max_norm_is_warned_about(
+    kind: Any, ranks: int, max_norm: float | None, trained: bool, said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Ranks trained other weights in silence, unless a norm was above it before the first step."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = nn.ModuleDict({"table": kind(LENGTH, WIDTH, max_norm=max_norm), "rest": nn.Linear(WIDTH, 2)})
+        model["table"].weight.requires_grad_(trained)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rp.DistributedOptimizer(optimizer, model.named_parameters(), policy="dense", comm=comm, model=model)
+
+    rp.simulate(ranks, rank)
+    assert sum("table has max_norm" in record.message for record in caplog.records) == said
+
+
 def test_ranks_that_know_of_other_sparse_parameters_hear_of_it() -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         model = nn.Embedding(LENGTH, WIDTH, sparse=comm.rank == 0)

@@ -349,6 +349,21 @@ def test_wrong_arguments_of_a_log_are_named(tmp_path: Path) -> None:
     rp.simulate(1, rank)
 
 
+def test_a_step_after_close_is_told_at_once(tmp_path: Path) -> None:
+    """The first were taken in silence, and the one of a line raised "I/O operation on closed file"."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        with rp.StatsLog(tmp_path / "run.jsonl", wrap(make_model(), comm, IWP), every=2) as log:
+            log.step(loss=1.0)
+        for _ in range(2):
+            with pytest.raises(rp.UsageError, match=r"step\(\) of a log that is closed, '.*run.jsonl'.*append=True"):
+                log.step(loss=2.0)
+        log.close()
+
+    rp.simulate(1, rank)
+    assert [line["calls"] for line in read(tmp_path / "run.jsonl")] == [0, 1]
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
 def test_a_full_disk_is_told_with_the_file(tmp_path: Path) -> None:
     """It was "No space left on device", without a name, and once more from close()."""
