@@ -413,7 +413,8 @@ def test_sizes_may_be_numbers_of_numpy() -> None:
     """They come from data, as ids.max() + 1: "num_embeddings=np.int64(9): a whole number of at least 1" was said."""
 
     def rank(comm: rp.comm.Communicator) -> torch.Size:
-        table = rp.ShardedEmbedding(np.int64(9), np.int32(2), np.int64(-1), comm=comm)  # type: ignore[arg-type]
+        sizes: Any = np.int64(9), np.int32(2), np.int64(-1)
+        table = rp.ShardedEmbedding(*sizes, comm=comm)
         assert repr(table).startswith("ShardedEmbedding(9, 2, padding_idx=8,")
         options: Any = {"comm": comm, "repetitions": 1}
         assert rp.search_partitions(np.int64(1), np.int64(2), torch.tensor([0]), **options).best == 1

@@ -279,9 +279,10 @@ def test_a_model_without_sparse_modules_is_warned_about(caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-@pytest.mark.parametrize(("ranks", "max_norm", "trained", "said"), [
-    (2, 1.0, True, 1), (1, 1.0, True, 0), (2, None, True, 0), (2, 1.0, False, 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ranks", "max_norm", "trained", "said"),
+    [(2, 1.0, True, 1), (1, 1.0, True, 0), (2, None, True, 0), (2, 1.0, False, 0)],
+)
 def test_max_norm_is_warned_about(
     kind: Any, ranks: int, max_norm: float | None, trained: bool, said: int, caplog: pytest.LogCaptureFixture
 ) -> None:
