@@ -190,19 +190,16 @@ def advise(
 
 def _warn_of_max_norm(model: torch.nn.Module) -> None:
     """Torch scales the rows that a rank looks up, in its forward pass: the others do not."""
-    tables = [
-        name
-        for name, layer in model.named_modules()
-        if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag)
-        and layer.max_norm is not None
-        and layer.weight.requires_grad
-    ]
-    if tables:
-        _log.warning(
-            f"{tables[0] or 'model='} has max_norm: each rank scales the rows that it looks up itself, and has other "
-            "weights than the other ranks as soon as a norm is above that, which only check_every= finds after the "
-            "first step. Leave max_norm out, and scale all rows after step(), alike on all ranks"
-        )
+    for name, layer in model.named_modules():
+        if not isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):
+            continue
+        if layer.max_norm is not None and layer.weight.requires_grad:
+            _log.warning(
+                f"{name or 'model='} has max_norm: each rank scales the rows that it looks up itself, and has other "
+                "weights than the other ranks as soon as a norm is above that, which only check_every= finds after the "
+                "first step. Leave max_norm out, and scale all rows after step(), alike on all ranks"
+            )
+            return
 
 
 def warn_of_keeping_back(optimizer: torch.optim.Optimizer, policy: Policy, instead: str) -> None:

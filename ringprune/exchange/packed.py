@@ -40,6 +40,7 @@ class PackedLane(KeptLane):
         self._rms = self._next_rms = torch.zeros(len(bucket.members), dtype=torch.float64, device="cpu")
         self._proposals: agreement.Proposals | None = None
         self._counts: list[int] = []
+        self._divided: list[int] = []  # this step's budget, as if no tensor were sent whole
         self._positions: Tensor | None = None
         self._whole = False
         self._explored: Tensor | None = None
@@ -115,15 +116,10 @@ class PackedLane(KeptLane):
 
     def _budgets(self, density: float) -> list[int]:
         """Entries to send of each tensor; none of those that are sent whole beside the others."""
-        budgets = self._divided(density)
-        return (
-            budgets if self.watch is None else [0 if w else k for k, w in zip(budgets, self.watch.whole, strict=True)]
-        )
-
-    def _divided(self, density: float) -> list[int]:
-        """The same as if none were sent whole."""
-        relevance = self._relevance
-        return selection.budgets(self.bucket.numels, density) if relevance is None else relevance.budgets(density)
+        relevance, watch = self._relevance, self.watch
+        budgets = selection.budgets(self.bucket.numels, density) if relevance is None else relevance.budgets(density)
+        self._divided = budgets
+        return budgets if watch is None else [0 if w else k for k, w in zip(budgets, watch.whole, strict=True)]
 
     def _draw(self, drawn: Sequence[int], step: int) -> Tensor | None:
         """Positions that all ranks explore, drawn with the shared seed."""
@@ -241,7 +237,7 @@ class PackedLane(KeptLane):
 
     def _complete(self, outputs: Sequence[Tensor]) -> None:
         if self.watch is not None and not self._whole:
-            sent = self.watch.finish(self._step, outputs, self._divided(self._setting.policy.density.at(self._step)))
+            sent = self.watch.finish(self._step, outputs, self._divided)
             self.sent += torch.tensor(sent, device=self.sent.device)
             self._setting.metrics.selected(sum(sent), 0)
         super()._complete(outputs)
