@@ -135,8 +135,13 @@ def test_what_a_function_of_the_users_own_uses_is_waited_for_in_its_module() -> 
     log = Log(model)
     model(torch.ones(1, 4))
     assert [log.names[i] for i in log.gates.order] == [
-        "0.weight", "0.bias", "1.weights.0", "2.weight", "2.bias", "3.weights.0",
-    ]  # fmt: skip
+        "0.weight",
+        "0.bias",
+        "1.weights.0",
+        "2.weight",
+        "2.bias",
+        "3.weights.0",
+    ]
     seen: list[str] = []
     model[2].register_forward_hook(lambda module, args, output: seen.extend(log.arrived))
     assert log.during(lambda: model(torch.ones(1, 4))) == log.names

@@ -75,9 +75,13 @@ def test_a_flush_leaves_tables_alone() -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         model = make_words()
         optimizer = rp.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), comm=comm, model=model,
-            policy=replace(rp.IWP(0.05), rows=rp.Rows()), check_every=1,
-        )  # fmt: skip
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            model.named_parameters(),
+            comm=comm,
+            model=model,
+            policy=replace(rp.IWP(0.05), rows=rp.Rows()),
+            check_every=1,
+        )
         for step in range(3):
             optimizer.zero_grad()
             loss_of_words(model, comm.rank, step).backward()
@@ -173,9 +177,12 @@ def test_other_sparse_gradients_are_made_dense() -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         model = Hidden()
         optimizer = rp.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters(), policy="parallax", comm=comm,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            model.named_parameters(),
+            policy="parallax",
+            comm=comm,
             model=model,
-        )  # fmt: skip
+        )
         nn.functional.embedding(torch.tensor([comm.rank]), model.weight, sparse=True).sum().backward()
         optimizer.step()
         assert model.weight.grad is not None
@@ -269,9 +276,12 @@ def test_a_model_without_sparse_modules_is_warned_about(caplog: pytest.LogCaptur
     def rank(comm: rp.comm.Communicator) -> None:
         model = nn.Embedding(LENGTH, WIDTH)
         rp.DistributedOptimizer(
-            torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), policy="parallax", comm=comm,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            model.named_parameters(),
+            policy="parallax",
+            comm=comm,
             model=model,
-        )  # fmt: skip
+        )
 
     rp.simulate(2, rank)
     assert [r.message for r in caplog.records if "no module of model= has sparse=True" in r.message][1:] == []
@@ -303,8 +313,11 @@ def test_ranks_that_know_of_other_sparse_parameters_hear_of_it() -> None:
         model = nn.Embedding(LENGTH, WIDTH, sparse=comm.rank == 0)
         with pytest.raises(rp.RankMismatchError, match="'weight' float32 sparse"):
             rp.DistributedOptimizer(
-                torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters(), policy="parallax", comm=comm,
+                torch.optim.SGD(model.parameters(), lr=0.1),
+                model.named_parameters(),
+                policy="parallax",
+                comm=comm,
                 model=model,
-            )  # fmt: skip
+            )
 
     rp.simulate(2, rank)

@@ -43,10 +43,9 @@ class Report:
         pairs = [
             {"from": self.places[i], "to": self.places[j], **asdict(pair)} for (i, j), pair in self.links.pairs.items()
         ]
-        ring = [
-            {"from": place, "to": after, "bits_per_second": bits}
-            for place, after, bits in zip(self.places, [*self.places[1:], self.places[0]], self.links.ring, strict=True)
-        ] if self.links.ring else []  # fmt: skip
+        following = [*self.places[1:], *self.places[:1]]
+        hops = zip(self.places, following, self.links.ring, strict=True) if self.links.ring else ()
+        ring = [{"from": place, "to": after, "bits_per_second": bits} for place, after, bits in hops]
         return {
             "mpi": self.mpi,
             "ranks": [asdict(each) for each in self.ranks],

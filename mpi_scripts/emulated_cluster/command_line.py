@@ -128,9 +128,7 @@ def _mpirun(options: argparse.Namespace) -> int:
 
 
 def _launch(options: argparse.Namespace) -> int:
-    job = jobs.launch(
-        Cluster(), options.ranks, _words(options), ranks_per_host=options.ppn, timeout=options.timeout
-    )  # fmt: skip
+    job = jobs.launch(Cluster(), options.ranks, _words(options), ranks_per_host=options.ppn, timeout=options.timeout)
     return _ended(job, options.timeout)
 
 

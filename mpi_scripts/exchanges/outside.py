@@ -108,12 +108,19 @@ def _measured(
 def _arguments(choice: Choice) -> list[str]:
     """The command line that measures just this."""
     given = {
-        "--models": choice.model, "--methods": choice.method, "--rates": choice.rate, "--density": choice.density,
-        "--communicator": choice.communicator, "--values": choice.values, "--dense-values": choice.dense_values,
-        "--steps": choice.steps, "--warmup": choice.warmup, "--seed": choice.seed,
+        "--models": choice.model,
+        "--methods": choice.method,
+        "--rates": choice.rate,
+        "--density": choice.density,
+        "--communicator": choice.communicator,
+        "--values": choice.values,
+        "--dense-values": choice.dense_values,
+        "--steps": choice.steps,
+        "--warmup": choice.warmup,
+        "--seed": choice.seed,
         "--bucket-bytes": choice.bucket_bytes,
         "--peer": choice.peer if choice.method == "peer" else None,
-    }  # fmt: skip
+    }
     return [word for option, value in given.items() if value is not None for word in (option, str(value))]
 
 

@@ -38,9 +38,20 @@ SEGMENT = 1514 / 1448
 """Bytes of an Ethernet frame per byte of payload in it, at an MTU of 1500."""
 
 KEYS = (
-    "model", "method", "communicator", "ranks", "rate", "seconds", "seconds_floor", "nic_bytes_per_rank",
-    "counted_bytes_per_rank", "wire_ratio", "value_ratio", "density", "compute_seconds",
-)  # fmt: skip
+    "model",
+    "method",
+    "communicator",
+    "ranks",
+    "rate",
+    "seconds",
+    "seconds_floor",
+    "nic_bytes_per_rank",
+    "counted_bytes_per_rank",
+    "wire_ratio",
+    "value_ratio",
+    "density",
+    "compute_seconds",
+)
 """What every row begins with."""
 
 

@@ -20,10 +20,17 @@ def write_trace(events: Mapping[str, Sequence[Event]], path: Path) -> None:
     for number, (method, of_method) in enumerate(events.items()):
         found.append({"ph": "M", "name": "process_name", "pid": number, "args": {"name": method}})
         found += [
-            {"ph": "X", "cat": what, "name": f"{what} {name}", "pid": number, "tid": TRACKS[what], "ts": 1e6 * start,
-             "dur": 1e6 * (end - start)}
+            {
+                "ph": "X",
+                "cat": what,
+                "name": f"{what} {name}",
+                "pid": number,
+                "tid": TRACKS[what],
+                "ts": 1e6 * start,
+                "dur": 1e6 * (end - start),
+            }
             for what, name, start, end in of_method
-        ]  # fmt: skip
+        ]
     path.write_text(json.dumps({"traceEvents": found, "displayTimeUnit": "ms"}) + "\n")
 
 

@@ -21,10 +21,23 @@ CPU = torch.device("cpu")
 SMALL = ((16, 8, 3, 3), (16,), (2048, 3), (10, 32), (10,))
 TINY = Case("flat", ((4000,),), 0.05)
 NUMBERS = {
-    "n": int, "density": float, "threads": int, "ns_per_element": float, "gb_per_s": float, "ratio_to_pass1": float,
-    "ratio_to_triad": float, "speedup_vs_torch_topk": float, "speedup_vs_dgc_sampling": float, "fused_ms": float,
-    "full_step_ms": float, "pass1_ms": float, "triad_gb_per_s": float, "kept": int, "of": int, "read_again": float,
-}  # fmt: skip
+    "n": int,
+    "density": float,
+    "threads": int,
+    "ns_per_element": float,
+    "gb_per_s": float,
+    "ratio_to_pass1": float,
+    "ratio_to_triad": float,
+    "speedup_vs_torch_topk": float,
+    "speedup_vs_dgc_sampling": float,
+    "fused_ms": float,
+    "full_step_ms": float,
+    "pass1_ms": float,
+    "triad_gb_per_s": float,
+    "kept": int,
+    "of": int,
+    "read_again": float,
+}
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,19 @@ from rich.console import Console
 from rows import row_of, table_of
 
 KEYS = {
-    "task", "method", "metric", "value", "steps_per_second", "bytes_per_step", "wire_ratio", "steady_wire_ratio",
-    "value_ratio", "density", "realised_density", "seed",
-}  # fmt: skip
+    "task",
+    "method",
+    "metric",
+    "value",
+    "steps_per_second",
+    "bytes_per_step",
+    "wire_ratio",
+    "steady_wire_ratio",
+    "value_ratio",
+    "density",
+    "realised_density",
+    "seed",
+}
 
 
 def record(task: str = "digits", policy: str = "horovod-fp32", seed: int = 1, value: float = 0.98) -> dict[str, Any]:

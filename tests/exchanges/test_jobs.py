@@ -16,11 +16,9 @@ SENT = 4 * (48 * 96 + 96 + 96 * 10 + 10)  # dense float32 on 2 ranks: 2 (P-1)/P 
 def test_methods_are_measured_in_a_job(tmp_path: Path) -> None:
     pytest.importorskip("horovod")
     path, figure = tmp_path / "rows.json", tmp_path / "rows.png"
-    job = run_job(
-        "tests.mpi.jobs.exchange", "--models", "tiny", "--rates", "10gbit", "--steps", "3", "--warmup", "1",
-        "--peer", "tests.mpi.jobs.exchange:by_mpi", "--json", str(path), "--plot", str(figure), timeout=120,
-        environment={"OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    words = f"--models tiny --rates 10gbit --steps 3 --warmup 1 --json {path} --plot {figure}".split()
+    words += ["--peer", "tests.mpi.jobs.exchange:by_mpi"]
+    job = run_job("tests.mpi.jobs.exchange", *words, timeout=120, environment={"OMP_NUM_THREADS": "1"})
     assert "4 dense exchanges average on 2 ranks" in job.output
     assert "skipped: horovod-fp32-ring: needs a job whose Open MPI allreduces along a ring" in job.output
     rows = {row["method"]: row for row in json.loads(path.read_text())}
@@ -52,11 +50,9 @@ def test_a_cluster_is_made_for_the_measurement_and_taken_down(tmp_path: Path) ->
     if reason := why_not_here():
         pytest.skip(reason)
     path = tmp_path / "rows.json"
-    job = run_job(
-        "tests.mpi.jobs.exchange", "--models", "tiny", "--rates", "100mbit", "--ranks", "2", "--steps", "2",
-        "--methods", "gloo-fp32,ringprune:iwp-ring", "--communicator", "horovod", "--json", str(path),
-        launcher="alone", timeout=240,
-    )  # fmt: skip
+    words = f"--models tiny --rates 100mbit --ranks 2 --steps 2 --communicator horovod --json {path}".split()
+    words += ["--methods", "gloo-fp32,ringprune:iwp-ring"]
+    job = run_job("tests.mpi.jobs.exchange", *words, launcher="alone", timeout=240)
     rows = json.loads(path.read_text())
     assert [row["method"] for row in rows] == ["gloo-fp32", "ringprune:iwp-ring"], job.output
     for row in rows:

@@ -49,8 +49,11 @@ def sent(cluster: Cluster) -> list[int]:
 def command(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, str(COMMAND), *words],
-        env=os.environ | {"RINGPRUNE_CLUSTER": str(folder)}, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        env=os.environ | {"RINGPRUNE_CLUSTER": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
 
 def network_devices() -> str:

@@ -74,10 +74,9 @@ def words() -> Tensor:
 
 def convolutions() -> nn.Module:
     torch.manual_seed(3)
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Dropout(0.3), nn.Linear(36, 8), nn.LeakyReLU(inplace=True), nn.Linear(8, 2),
-    )  # fmt: skip
+    seen = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.MaxPool2d(2)]
+    told = [nn.Dropout(0.3), nn.Linear(36, 8), nn.LeakyReLU(inplace=True), nn.Linear(8, 2)]
+    return nn.Sequential(*seen, nn.Flatten(), *told)
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------
@@ -85,9 +84,7 @@ def convolutions() -> nn.Module:
 
 def test_layers_in_the_order_of_the_forward_pass_with_their_entries() -> None:
     recorder, profile = recorded(lambda: train(convolutions(), numbers))
-    assert list(layers(profile).items()) == [
-        ("0", (108, 4)), ("1", (4, 4)), ("6", (288, 8)), ("8", (16, 2)),
-    ]  # fmt: skip
+    assert list(layers(profile).items()) == [("0", (108, 4)), ("1", (4, 4)), ("6", (288, 8)), ("8", (16, 2))]
     assert (recorder.steps, len(recorder.iterations)) == (5, 3)
     assert recorder.batch == "4 x 3 x 8 x 8 of float32"
 

@@ -221,8 +221,8 @@ def test_wrapped_scripts_are_one_rank(wrapped: str, tmp_path: Path) -> None:
     output = str(tmp_path / "out.json")
     # As examples/ranks.py has it: without mpirun, Open MPI from a wheel does not know where it is installed.
     wheel = {"OPAL_PREFIX": sys.prefix} if (Path(sys.prefix) / "bin" / "orted").exists() else None
-    job = run_job("ringprune", "profile", "--warmup", "2", "--iterations", "3", "--output", output, str(path),
-                  launcher="alone", timeout=90, environment=wheel)  # fmt: skip
+    words = f"profile --warmup 2 --iterations 3 --output {output} {path}".split()
+    job = run_job("ringprune", *words, launcher="alone", timeout=90, environment=wheel)
     assert "step 3" in job.output
     assert "step 4" not in job.output  # stopped inside the fifth
     assert [layer.parameters for layer in read(Path(output)).layers] == [(48, 8), (16, 2)]
@@ -234,7 +234,7 @@ def test_a_recorded_profile_is_replayed(script: Path) -> None:
     assert profiled(script) == 0
     path = script.with_name("loop.profile.json")
     output = script.with_name("rows.json")
-    run_job("mpi_scripts.replay", str(path), "--methods", "horovod", "dense", "--rounds", "1", "--iterations", "2",
-            "--json", str(output), timeout=120, environment={"OMP_NUM_THREADS": "1"})  # fmt: skip
+    words = f"{path} --methods horovod dense --rounds 1 --iterations 2 --json {output}".split()
+    run_job("mpi_scripts.replay", *words, timeout=120, environment={"OMP_NUM_THREADS": "1"})
     rows = json.loads(output.read_text())
     assert [(row["model"], row["entries"]) for row in rows] == [("loop", read(path).entries)] * 2

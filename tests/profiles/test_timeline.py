@@ -74,13 +74,21 @@ def test_moments_of_an_exchange_are_kept(gaps: list[int]) -> None:
 def test_what_runs_outside_of_layers_is_the_layers_around_it_or_before_it() -> None:
     times = divide(
         marks(
-            (Kind.ENTER, "x", 0), (Kind.ENTER, "y", 1), (Kind.LEAVE, "y", 2),
-            (Kind.ENTER, "a", 4), (Kind.LEAVE, "a", 8),
-            (Kind.ENTER, "b", 16), (Kind.ENTER, "c", 32), (Kind.LEAVE, "c", 64), (Kind.LEAVE, "b", 128),
-            (Kind.LEAVE, "x", 256), (Kind.BACKWARD, None, 512), (Kind.DONE, None, 1024),
+            (Kind.ENTER, "x", 0),
+            (Kind.ENTER, "y", 1),
+            (Kind.LEAVE, "y", 2),
+            (Kind.ENTER, "a", 4),
+            (Kind.LEAVE, "a", 8),
+            (Kind.ENTER, "b", 16),
+            (Kind.ENTER, "c", 32),
+            (Kind.LEAVE, "c", 64),
+            (Kind.LEAVE, "b", 128),
+            (Kind.LEAVE, "x", 256),
+            (Kind.BACKWARD, None, 512),
+            (Kind.DONE, None, 1024),
         ),
         named,
-    )  # fmt: skip
+    )
     assert times.forward == {"a": 16, "b": 16 + 64 + 384, "c": 32}
     assert times.backward == {"b": 512}  # no gradient was there: the last layer's
 

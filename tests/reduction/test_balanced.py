@@ -130,11 +130,12 @@ def damaged(spoil: Callable[[Tensor, str, int], Tensor]) -> list[str]:
         for op in ("allgather", "alltoall"):
             original = getattr(comm, op)
             setattr(
-                comm, op,
+                comm,
+                op,
                 lambda tensor, *, name, original=original, **sizes: original(
                     spoil(tensor.clone(), name, comm.rank), name=name, **sizes
                 ),
-            )  # fmt: skip
+            )
         indices = torch.arange(0, NUMEL, 2, dtype=torch.int32)
         with pytest.raises(CommunicatorError) as caught:
             reduction(comm, indices, torch.ones(50)).wait()

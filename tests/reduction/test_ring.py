@@ -23,9 +23,12 @@ def test_simulated(check: Check, size: int) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.integers(1, 5), st.integers(0, 5000), st.sampled_from(VALUE_FORMATS), st.sampled_from([256, 512]),
+    st.integers(1, 5),
+    st.integers(0, 5000),
+    st.sampled_from(VALUE_FORMATS),
+    st.sampled_from([256, 512]),
     st.integers(1, 6),
-)  # fmt: skip
+)
 def test_any_ring_conserves(size: int, numel: int, name: str, chunk: int, in_flight: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "CHUNK_VALUES", chunk)

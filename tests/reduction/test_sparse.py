@@ -130,11 +130,12 @@ def damaged(spoil: Callable[[torch.Tensor, str, int], torch.Tensor], kind: type[
         for op in ("allgather", "alltoall"):
             original = getattr(comm, op)
             setattr(
-                comm, op,
+                comm,
+                op,
                 lambda tensor, *, name, original=original, **sizes: original(
                     spoil(tensor.clone(), name, comm.rank), name=name, **sizes
                 ),
-            )  # fmt: skip
+            )
         indices = torch.arange(0, 100, 5, dtype=torch.int32)
         with pytest.raises(CommunicatorError) as caught:
             kind(comm, indices, torch.ones(20), 100, name="s").wait()
