@@ -4,6 +4,7 @@
 
 #include "hints.cuh"
 #include "reading.cuh"
+#include "sizes.h"
 
 namespace ringprune::cuda {
 

@@ -6,6 +6,7 @@
 
 #include "hints.cuh"
 #include "keys.cuh"
+#include "sizes.h"
 #include "tiles.cuh"
 
 namespace ringprune::cuda {

@@ -19,7 +19,6 @@
 #include <c10/macros/Macros.h>
 
 #include "parts.h"
-#include "sizes.h"
 
 namespace ringprune::cuda {
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "../selection.h"
+#include "../sizes.h"
 #include "table.h"
 
 namespace ringprune::cuda {

@@ -4,9 +4,12 @@ Flags go to the compiler, for example ``-fsanitize=address,undefined``. Sources 
 compiled again.
 """
 
+import contextlib
+import fcntl
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -27,21 +30,55 @@ def compiler() -> str | None:
     return shutil.which("g++")
 
 
-def build(out: Path, extra: list[str]) -> Path:
-    """Compile what has changed, link all of it, and return the library."""
+def build(out: Path, extra: list[str], like: Path | None = None) -> Path:
+    """Compile what has changed, link all of it, and return the library.
+
+    Args:
+        out: the folder for it.
+        extra: flags of the compiler.
+        like: the folder of a build without ``extra``, which are definitions; objects to which they make no difference
+            are taken from there.
+    """
     out.mkdir(parents=True, exist_ok=True)
-    kernels = [*CSRC.glob("cuda/*.cu"), *HERE.glob("*.cu")]
-    sources = [*sorted(kernels), *sorted(CSRC.glob("cuda/host/*.cpp")), HERE / "cuda_on_cpu.cpp"]
     library = out / LIBRARY
-    _compile(HERE / "prelude.h", out, extra)
-    with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(lambda source: _compile(source, out, extra), sources))
-    if not library.exists() or any(o.stat().st_mtime > library.stat().st_mtime for o in objects):
-        _run("g++", "-shared", *extra, *map(str, objects), *LIBRARIES, "-o", str(library))
+    with _one_at_a_time(out):
+        objects = _compile_all(out, extra, like)
+        if not library.exists() or any(o.stat().st_mtime > library.stat().st_mtime for o in objects):
+            _run("g++", "-shared", *extra, *map(str, objects), *LIBRARIES, "-o", str(library))
     return library
 
 
-def _compile(source: Path, out: Path, extra: list[str]) -> Path:
+@contextlib.contextmanager
+def _one_at_a_time(out: Path) -> Iterator[None]:
+    """Others that build into ``out``, as tests side by side, wait meanwhile."""
+    with (out / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _compile_all(out: Path, extra: list[str], like: Path | None) -> list[Path]:
+    kernels = [*CSRC.glob("cuda/*.cu"), *HERE.glob("*.cu")]
+    sources = [*sorted(kernels), *sorted(CSRC.glob("cuda/host/*.cpp")), HERE / "cuda_on_cpu.cpp"]
+    prelude = _compile(HERE / "prelude.h", like or out, [] if like else extra)
+
+    def compiled(source: Path) -> Path:
+        return _same(source, like, extra) or _compile(source, out, extra, prelude)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(compiled, sources))
+
+
+def _same(source: Path, like: Path | None, definitions: list[str]) -> Path | None:
+    """The object of ``source`` in ``like``, if no file of ours that it was made of has a word of the definitions."""
+    if like is None:
+        return None
+    target = like / f"{source.name}.o"
+    made_of = {Path(name) for name in target.with_suffix(".d").read_text().replace("\\\n", " ").split()[1:]}
+    text = "".join(path.read_text() for path in made_of if path.is_relative_to(CSRC.parent))
+    return None if any(flag.removeprefix("-D") in text for flag in definitions) else target
+
+
+def _compile(source: Path, out: Path, extra: list[str], prelude: Path | None = None) -> Path:
     header = source.suffix == ".h"  # "#pragma once" in a file of its own is warned of, and nothing turns that off
     warnings = ["-w"] if header else WARNINGS
     target = out / f"{source.name}.{'gch' if header else 'o'}"
@@ -50,9 +87,24 @@ def _compile(source: Path, out: Path, extra: list[str]) -> Path:
     folders = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
     include = [f"-I{HERE}", *folders]
     if source.suffix == ".cpp":
-        include += ["-include", str(out / "prelude.h")]  # the compiler takes prelude.h.gch beside it
+        assert prelude is not None
+        include += ["-include", str(prelude.with_suffix(""))]  # the compiler takes prelude.h.gch beside it
     language = "c++-header" if header else "c++"
-    _run("g++", "-c", *FLAGS, *warnings, *DEFINES, *extra, *include, "-x", language, str(source), "-o", str(target))
+    _run(
+        "g++",
+        "-c",
+        "-MMD",
+        *FLAGS,
+        *warnings,
+        *DEFINES,
+        *extra,
+        *include,
+        "-x",
+        language,
+        str(source),
+        "-o",
+        str(target),
+    )
     return target
 
 
