@@ -34,6 +34,10 @@ from ringprune.verdict import Verdict
 
 __all__ = ["DDPHook", "ddp_hook"]
 
+_GIVEN_UP = (
+    "an error has ended a backward pass of which this hook had sent a part: make a new ringprune.ddp_hook with the new "
+    "DistributedDataParallel, and give it what this one keeps back: new_hook.load_state_dict(hook.state_dict())"
+)
 _INSTEAD = 'wrap the plain model\'s optimizer in ringprune.DistributedOptimizer with policy="iwp"'
 
 
@@ -147,12 +151,14 @@ class DDPHook:
     def _begin(self, params: Sequence[Tensor]) -> None:
         """The first bucket of a pass: ``params`` are its parameters."""
         before = {id(param) for arrived in self._arrived for param in arrived.params}
-        if self._open and not before.intersection(map(id, params)):  # else one that was given up by an error
+        if self._open and not before.intersection(map(id, params)):
             self._open = False
             raise UsageError(
                 "DistributedDataParallel hands over several buckets without telling which is the last, as it does in "
                 "the first pass with static_graph=True and parameters of several dtypes: leave static_graph out"
             )
+        if self._open and self._steady:  # ranks may have sent different numbers of messages, which are never to meet
+            raise UsageError(_GIVEN_UP)
         self._steps.begin(self._params, tell=self._comm.rank == 0)
         if self._first_step is not None:
             self._first_step.settle()

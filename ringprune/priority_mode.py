@@ -73,12 +73,12 @@ class PriorityMode(GradientMode):
         for index, members in enumerate(self._params_of):
             for i in members:
                 self._buckets_of[i].append(index)
-        device = self.params[0].device if self.params else torch.device("cpu")
+        self._device = self.params[0].device if self.params else torch.device("cpu")
         nbytes = [_wire_bytes(bucket, parts.policy) for bucket in buckets]
         dispatch = Dispatch(parts.comm, self.exchange, self.metrics, schedule, nbytes)
         # Simulated ranks are threads already, and nothing travels there.
         threaded = parts.comm.kind != "simulated" and parts.comm.threads
-        self._driver = Driver(dispatch, device, threaded=threaded)
+        self._driver = Driver(dispatch, self._device, threaded=threaded)
         self._steps = LayerSteps(parts.inner)
         this = weakref.ref(self)
         self._gates = Gates(parts.model, self.params, lambda needed: _arrive(this, needed))
@@ -180,7 +180,7 @@ class PriorityMode(GradientMode):
         for param in self.params:
             param.grad = None  # what was one is where the average is written
         if not stepping:
-            with _plain():
+            with _plain(self._device):
                 self._finish(range(len(self.plan.buckets)))
                 self._write_averages()
             self._conclude(_AVERAGED)
@@ -255,7 +255,7 @@ class PriorityMode(GradientMode):
         """Return when these parameters are up to date: all of their part of the step has been made."""
         if self._open or not self._unfinished:
             return
-        with _plain():
+        with _plain(self._device):
             made = self._finish(sorted({index for i in needed for index in self._buckets_of[i]} & self._unfinished))
             if made:
                 self._step_on(made)
@@ -363,9 +363,12 @@ def _wire_bytes(bucket: Bucket, policy: Policy) -> int:
 
 
 @contextmanager
-def _plain() -> Iterator[None]:
-    """Whatever mode the program is in where it comes to a gate, a step is made as ``step()`` makes it."""
-    with torch.inference_mode(False), torch.no_grad():
+def _plain(device: torch.device) -> Iterator[None]:
+    """Whatever mode the program is in where it comes to a gate, a step is made as ``step()`` makes it.
+
+    Forward passes often run under autocast, which would round what an optimizer multiplies (Adafactor's moments).
+    """
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
 
 

@@ -554,6 +554,30 @@ def test_steps_made_while_a_model_is_evaluated_are_steps_like_others(mode: Any) 
     assert same_bytes(loop(SLICED), loop(rp.Dense()))
 
 
+def test_steps_made_under_autocast_are_steps_like_others() -> None:
+    """What an optimizer multiplies was rounded to 16 bits there: Adafactor's moments are products of vectors."""
+
+    def adafactor(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.Adafactor(params, lr=0.01)
+
+    def loop(policy: Any) -> Tensor:
+        def rank(comm: rp.comm.Communicator) -> Tensor:
+            model = make_model()
+            optimizer = wrap(model, comm, policy, adafactor)
+            for batch in batches(comm.rank, 4):
+                optimizer.zero_grad()
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = loss_of(model, batch)
+                loss.backward()
+                optimizer.step()
+            with optimizer.shared_weights():
+                return weights(model)
+
+        return rp.simulate(2, rank, timeout=60)[0]
+
+    assert same_bytes(loop(SLICED), loop(rp.Dense()))
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 def test_training_goes_on_after_synchronize_has_told_of_the_step_before(overlap: bool) -> None:
     """Without overlap the backward pass since was kept: zero_grad() was refused, and the next pass was one too many."""

@@ -200,6 +200,37 @@ def a_bad_gradient_of_one_rank_raises_on_all(comm: rp.comm.Communicator) -> None
         raise AssertionError("NaN was accepted")
 
 
+def a_pass_that_was_given_up_needs_a_new_hook(comm: rp.comm.Communicator) -> None:
+    """Some ranks had sent more of its messages than others, which met those of the hook's next pass: all hung."""
+
+    def fail(grad: Tensor) -> None:
+        raise ZeroDivisionError
+
+    ddp, hook = wrapped(rp.IWP(0.05, roots="all"))
+    train(ddp, comm.rank, 4)
+    before, model = copy.deepcopy(hook.state_dict()), ddp.module
+    last = model[0].weight.register_hook(fail)  # other buckets have been sent by then
+    with pytest.raises(ZeroDivisionError):
+        loss_of(ddp, next(batches(comm.rank, 1))).backward()
+    last.remove()
+    del ddp  # its hooks on the parameters go with it
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.005)
+    ddp.register_comm_hook(None, hook)
+    with pytest.raises(rp.UsageError, match=r"new_hook\.load_state_dict\(hook\.state_dict\(\)\)"):
+        train(ddp, comm.rank, 1)
+    saved = hook.state_dict()
+    assert saved["step"] == before["step"]
+    for name, kinds in before["parameters"].items():
+        assert all(same_bytes(saved["parameters"][name][kind], tensor) for kind, tensor in kinds.items()), name
+    del ddp
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.005)
+    new = rp.ddp_hook(rp.IWP(0.05, roots="all"), named_parameters=model.named_parameters())
+    new.load_state_dict(saved)
+    ddp.register_comm_hook(None, new)
+    train(ddp, comm.rank, 4)
+    assert new.state_dict()["step"] == before["step"] + 4
+
+
 def an_overflow_skips_the_step_on_all_ranks(comm: rp.comm.Communicator) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     ddp, hook = wrapped(rp.IWP(0.05), scaler=scaler)
@@ -508,6 +539,7 @@ CHECKS = (
     other_checkpoints_are_refused,
     without_names_other_buckets_are_refused,
     a_bad_gradient_of_one_rank_raises_on_all,
+    a_pass_that_was_given_up_needs_a_new_hook,
     an_overflow_skips_the_step_on_all_ranks,
     a_norm_over_all_gradients,
     ranks_that_differ,
