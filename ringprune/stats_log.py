@@ -67,7 +67,7 @@ class StatsLog:
             not there, or empty, is begun.
 
     Raises:
-        ArgumentTypeError: the optimizer has no ``stats()``, or ``append`` is no bool.
+        ArgumentTypeError: the optimizer has no ``stats()``, the writer no ``add_scalar()``, or ``append`` is no bool.
         ConfigurationError: the file cannot be written, with ``append`` it is none of these, or ``every`` is no whole
             number above 0.
     """
@@ -83,6 +83,10 @@ class StatsLog:
     ) -> None:
         if not callable(getattr(optimizer, "stats", None)):
             raise ArgumentTypeError(f"optimizer is a {type(optimizer).__name__}: something with stats() is wanted")
+        if writer is not None and not callable(getattr(writer, "add_scalar", None)):
+            raise ArgumentTypeError(
+                f"writer is a {type(writer).__name__}: something with add_scalar() is wanted, such as a SummaryWriter"
+            )
         self._optimizer, self._writer = optimizer, writer
         self._every = whole_number("every", every, 1)
         goes_on, self._path = flag("append", append), str(path)

@@ -1,21 +1,24 @@
-"""Host files as mpi_scripts/launch/horovodrun.sh reads them; horovodrun is stood in for, and says what it was given."""
+"""What the shell files of mpi_scripts/launch hand on; the launchers are stood in for, and say what they were given."""
 
+import itertools
 import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[1] / "mpi_scripts" / "launch" / "horovodrun.sh"
+FOLDER = Path(__file__).resolve().parents[1] / "mpi_scripts" / "launch"
 
 
-def launched(hosts: str, tmp_path: Path, says: str = '"$@"', **variables: str) -> subprocess.CompletedProcess[str]:
+def launched(
+    hosts: str, tmp_path: Path, says: str = '"$@"', launcher: str = "horovodrun", **variables: str
+) -> subprocess.CompletedProcess[str]:
     (tmp_path / "hosts").write_text(hosts)
-    stand_in = tmp_path / "horovodrun"
+    stand_in = tmp_path / launcher
     stand_in.write_text(f"#!/bin/sh\necho {says}\n")
     stand_in.chmod(0o755)
     environment = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", **variables}
-    command = ["sh", str(SCRIPT), str(tmp_path / "hosts"), "python", "train.py"]
+    command = ["sh", str(FOLDER / f"{launcher}.sh"), str(tmp_path / "hosts"), "python", "train.py"]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
 
 
@@ -47,3 +50,12 @@ def test_all_libraries_are_told_the_network(variables: dict[str, str], interface
     """Torch's Gloo was not: a host with a bridge of containers offered addresses that no other host reaches."""
     done = launched("node1 slots=2\n", tmp_path, says='"$7" "$GLOO_SOCKET_IFNAME"', **variables)
     assert done.stdout.split() == [interface, interface]
+
+
+def test_mpirun_hands_on_what_is_horovods_and_the_interface_that_was_named(tmp_path: Path) -> None:
+    """A variable with a digit in its name was left out, and HOROVOD_GLOO_IFACE went before INTERFACE."""
+    variables = {"INTERFACE": "ib0", "HOROVOD_GLOO_IFACE": "eth9", "HOROVOD_MINE_2": "1"}
+    words = launched("node1 slots=2\n", tmp_path, launcher="mpirun", **variables).stdout.split()
+    handed = [after for word, after in itertools.pairwise(words) if word == "-x"]
+    assert "HOROVOD_MINE_2" in handed
+    assert [name for name in handed if name.startswith("HOROVOD_GLOO_IFACE")] == ["HOROVOD_GLOO_IFACE=ib0"]

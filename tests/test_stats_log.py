@@ -342,6 +342,8 @@ def test_wrong_arguments_of_a_log_are_named(tmp_path: Path) -> None:
             rp.StatsLog(tmp_path / "missing" / "a", optimizer)
         with pytest.raises(rp.ArgumentTypeError, match="something with stats"):
             rp.StatsLog(tmp_path / "a", wrong)
+        with pytest.raises(rp.ArgumentTypeError, match="writer is a str: something with add_scalar"):
+            rp.StatsLog(tmp_path / "a", optimizer, writer=cast("Any", "runs"))
         with rp.StatsLog(tmp_path / "a", optimizer) as log:
             log.step()
         assert len((tmp_path / "a").read_text().splitlines()) == 2

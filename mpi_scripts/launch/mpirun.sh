@@ -9,7 +9,8 @@ shift
 interface=${INTERFACE:-eth0}
 
 # ssh brings no environment along: name what ranks need. --prefix tells where Open MPI lies on the other hosts.
-for name in PATH LD_LIBRARY_PATH PYTHONPATH VIRTUAL_ENV OMP_NUM_THREADS $(env | sed -n 's/^\(HOROVOD_[A-Z_]*\)=.*/\1/p'); do
+ours=$(env | sed -n '/^HOROVOD_GLOO_IFACE=/d; s/^\(HOROVOD_[A-Z0-9_]*\)=.*/\1/p')  # the interface is named below
+for name in PATH LD_LIBRARY_PATH PYTHONPATH VIRTUAL_ENV OMP_NUM_THREADS $ours; do
     if printenv "$name" > /dev/null; then set -- -x "$name" "$@"; fi
 done
 if [ -n "${OPAL_PREFIX:-}" ]; then set -- --prefix "$OPAL_PREFIX" "$@"; fi

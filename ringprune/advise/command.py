@@ -98,8 +98,8 @@ def _add_assumptions(parser: argparse.ArgumentParser) -> None:
     add(
         "--communicator",
         choices=get_args(Over),
-        help="what training exchanges over, and --rate here measures; of mpi's messages the backward pass hides none; "
-        "torch under torchrun, else horovod, in a job without it mpi",
+        help="what training exchanges over, and --rate here measures; mpi's messages go on during backward passes and "
+        "coding only; torch under torchrun, else horovod, in a job without it mpi",
     )
     add("--latency-us", type=above_zero, metavar="US", help="of a message; 50, with --rate here as measured")
     goodput_help = "payload's share of the rate; 0.94, TCP on Ethernet"

@@ -34,6 +34,8 @@ def policy_of(method: str) -> Callable[[torch.optim.Optimizer], Policy]:
     """
     if method == RECOMMENDED:
         return rp.recommended
+    if method.startswith(f"{RECOMMENDED}:"):
+        raise rp.ConfigurationError(f"policy {method!r}: {RECOMMENDED} takes no arguments; iwp:density=... does")
     policy = spec.policy_of(method)
     return lambda inner: policy
 

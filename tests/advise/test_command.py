@@ -152,6 +152,7 @@ def test_a_picture_of_no_known_format_is_refused(tmp_path: Path, capsys: pytest.
         (("--model", "missing.json"), "missing.json"),
         (("--model", "resnet50", "--methods", "iwpp"), "did you mean 'iwp'?"),
         (("--model", "resnet50", "--methods", "p3"), "cannot be predicted"),
+        (("--model", "resnet50", "--methods", "recommended:density=1"), "recommended takes no arguments"),
         (("--model", "resnet50", "--methods", "iwp:density=7"), "density=7"),
         (("--model", "resnet50", "--methods", "iwp:roots=20"), "roots=20 with 4 ranks"),
         (("--entries", "1000"), "--entries needs --compute-ms"),
