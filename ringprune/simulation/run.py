@@ -76,12 +76,16 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     try:
-        specs = [parse(text) for text in options.policy]
-        chosen = itertools.product(options.task, specs, options.rate, options.seed)
-        keys = [_key(options, *choice) for choice in chosen]
+        return _make(options)
     except RingPruneError as error:
         print(f"ringprune simulate run: {error}", file=sys.stderr)
         return 2
+
+
+def _make(options: argparse.Namespace) -> int:
+    specs = [parse(text) for text in options.policy]
+    chosen = itertools.product(options.task, specs, options.rate, options.seed)
+    keys = [_key(options, *choice) for choice in chosen]
     store = Store(options.store)
     status = progress(make_runs(partial(_plan, keys), store, options.jobs), options.jobs)
     records = store.records()

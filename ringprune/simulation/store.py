@@ -68,17 +68,24 @@ class Store:
         self._locks: int | None = None
 
     def records(self) -> dict[str, Record]:
-        """All finished runs, by the digest of their key."""
+        """All finished runs, by the digest of their key.
+
+        Raises:
+            ConfigurationError: the file has lines, none of which is a run: to add some could spoil what it is.
+        """
         if not self.path.exists():
             return {}
         found: dict[str, Record] = {}
-        for line in self.path.read_bytes().split(b"\n"):
+        lines = self.path.read_bytes().split(b"\n")
+        for line in lines:
             try:
                 record = json.loads(line)
                 digest = _digest(record)
             except (ValueError, TypeError, KeyError, RingPruneError):
                 continue  # cut short, damaged, or no run
             found[digest] = record
+        if len(lines) > 1 and not found:  # a single one may have been cut short
+            raise ConfigurationError(f"--store {self.path} holds no finished run: name another file, or a new one")
         return found
 
     def add(self, key: Key, outcome: Record) -> None:
