@@ -36,7 +36,8 @@ __all__ = ["DDPHook", "ddp_hook"]
 
 _GIVEN_UP = (
     "an error has ended a backward pass of which this hook had sent a part: make a new ringprune.ddp_hook with the new "
-    "DistributedDataParallel, and give it what this one keeps back: new_hook.load_state_dict(hook.state_dict())"
+    "DistributedDataParallel, and with a new communicator where you gave one, and hand it what this one keeps back: "
+    "new_hook.load_state_dict(hook.state_dict())"
 )
 _INSTEAD = 'wrap the plain model\'s optimizer in ringprune.DistributedOptimizer with policy="iwp"'
 
@@ -111,6 +112,7 @@ class DDPHook:
         self._params: list[Tensor] = []
         self._arrived: list[Arrived] = []
         self._open = False  # buckets of a backward pass have come, but not the last one
+        self._pass = -1  # torch's number of it; none where join() plays a rank that is done
         self._touched: set[int] = set()  # ids of parameters that have got a gradient here since the last pass
         self._watched: set[int] = set()
         self._layout: list[tuple[int, ...]] = []
@@ -132,7 +134,7 @@ class DDPHook:
         self._state = state
         params = list(bucket.parameters())
         if bucket.index() == 0:
-            self._begin(params)
+            self._begin()
         if bucket.buffer().is_sparse:
             raise ConfigurationError(
                 f"the gradient of {self._names.get(id(params[0]), 'a parameter')!r} is sparse: ddp_hook exchanges "
@@ -148,10 +150,10 @@ class DDPHook:
 
     # -- one backward pass --------------------------------------------------------------------------------------------
 
-    def _begin(self, params: Sequence[Tensor]) -> None:
-        """The first bucket of a pass: ``params`` are its parameters."""
-        before = {id(param) for arrived in self._arrived for param in arrived.params}
-        if self._open and not before.intersection(map(id, params)):
+    def _begin(self) -> None:
+        """The first bucket of a pass."""
+        before, self._pass = self._pass, torch._C._current_graph_task_id()
+        if self._open and self._pass == before != -1:
             self._open = False
             raise UsageError(
                 "DistributedDataParallel hands over several buckets without telling which is the last, as it does in "

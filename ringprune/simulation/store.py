@@ -47,6 +47,9 @@ class Key:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
 
+_BEGUN = b'{"task": '
+
+
 def _digest(record: Record) -> str:
     """Of a run's key as it would be today: an argument that its policy has got since was at its default."""
     fields = {name: record[name] for name in Key.__dataclass_fields__}
@@ -71,7 +74,8 @@ class Store:
         """All finished runs, by the digest of their key.
 
         Raises:
-            ConfigurationError: the file has lines, none of which is a run: to add some could spoil what it is.
+            ConfigurationError: there is no run in the file, and its first line is not begun like one's either, which
+                was cut short then: to add some could spoil what it is.
         """
         if not self.path.exists():
             return {}
@@ -84,7 +88,7 @@ class Store:
             except (ValueError, TypeError, KeyError, RingPruneError):
                 continue  # cut short, damaged, or no run
             found[digest] = record
-        if len(lines) > 1 and not found:  # a single one may have been cut short
+        if not found and any(lines) and not lines[0].startswith(_BEGUN):
             raise ConfigurationError(f"--store {self.path} holds no finished run: name another file, or a new one")
         return found
 

@@ -52,20 +52,21 @@ def test_a_damaged_line_harms_no_other(damaged: bytes, tmp_path: Path) -> None:
     assert list(store.records()) == [KEY.digest]
 
 
+@pytest.mark.parametrize("text", ['{"ringprune": 1, "policy": "iwp"}\n{"step": 1}\n', '{"a": 1}', "\nwords\n"])
 @pytest.mark.parametrize("command", ["accuracy --quick", "run --task digits --policy dense --rate 1 --jobs 0"])
 def test_a_file_of_something_else_is_refused_and_left_as_it_is(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Runs were appended to whatever file was named, such as a StatsLog."""
-    text = '{"ringprune": 1, "policy": "iwp"}\n{"step": 1}\n'
     (tmp_path / "s").write_text(text)
     assert __main__.main(["simulate", *command.split(), "--store", str(tmp_path / "s")]) == 2
     assert f"--store {tmp_path}/s holds no finished run: name another file" in capsys.readouterr().err
     assert (tmp_path / "s").read_text() == text
 
 
-def test_a_first_line_that_was_cut_short_leaves_a_store(tmp_path: Path) -> None:
-    (tmp_path / "s").write_text('{"task": "ti')
+@pytest.mark.parametrize("text", ["", "\n", '{"task": "ti', '{"task": "ti\n'])
+def test_a_first_line_that_was_cut_short_leaves_a_store(text: str, tmp_path: Path) -> None:
+    (tmp_path / "s").write_text(text)
     store = Store(tmp_path / "s")
     assert store.records() == {}
     store.add(KEY, {"value": 1.5})

@@ -231,6 +231,46 @@ def a_pass_that_was_given_up_needs_a_new_hook(comm: rp.comm.Communicator) -> Non
     assert new.state_dict()["step"] == before["step"] + 4
 
 
+class LastFirst(nn.Module):
+    """What runs last is registered first, so that a fresh DDP's first bucket is what a steady one's last is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.last(self.first(x))
+        assert isinstance(out, Tensor)
+        return out
+
+
+def a_pass_that_was_given_up_is_remembered_whatever_comes_next(comm: rp.comm.Communicator) -> None:
+    """Buckets of other parameters read as one more of the same pass: the hook was refused once, then never again."""
+
+    def fail(grad: Tensor) -> None:
+        raise ZeroDivisionError
+
+    def ddp_of(model: nn.Module) -> DistributedDataParallel:
+        ddp = DistributedDataParallel(model, bucket_cap_mb=0.005)
+        ddp.register_comm_hook(None, hook)
+        return ddp
+
+    model, x = LastFirst(), torch.ones(2, 64)
+    hook = rp.ddp_hook(rp.IWP(0.05, roots="all"), named_parameters=model.named_parameters())
+    ddp = ddp_of(model)
+    for _ in range(4):
+        ddp(x).sum().backward()
+    failing = model.first.weight.register_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        ddp(x).sum().backward()
+    failing.remove()
+    for _ in range(2):
+        del ddp
+        ddp = ddp_of(model)
+        with pytest.raises(rp.UsageError, match="an error has ended a backward pass"):
+            ddp(x).sum().backward()
+
+
 def an_overflow_skips_the_step_on_all_ranks(comm: rp.comm.Communicator) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     ddp, hook = wrapped(rp.IWP(0.05), scaler=scaler)
@@ -540,6 +580,7 @@ CHECKS = (
     without_names_other_buckets_are_refused,
     a_bad_gradient_of_one_rank_raises_on_all,
     a_pass_that_was_given_up_needs_a_new_hook,
+    a_pass_that_was_given_up_is_remembered_whatever_comes_next,
     an_overflow_skips_the_step_on_all_ranks,
     a_norm_over_all_gradients,
     ranks_that_differ,

@@ -6,6 +6,7 @@ compiled again.
 
 import contextlib
 import fcntl
+import re
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,7 @@ def _same(source: Path, like: Path | None, definitions: list[str]) -> Path | Non
     """The object of ``source`` in ``like``, if no file of ours that it was made of has a word of the definitions."""
     if like is None:
         return None
+    assert all(re.fullmatch(r"-D\w+", flag) for flag in definitions), "they are looked for in the sources"
     target = like / f"{source.name}.o"
     made_of = {Path(name) for name in target.with_suffix(".d").read_text().replace("\\\n", " ").split()[1:]}
     text = "".join(path.read_text() for path in made_of if path.is_relative_to(CSRC.parent))
