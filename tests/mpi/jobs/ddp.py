@@ -236,10 +236,10 @@ class LastFirst(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.last, self.first = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.last, self.first = nn.Linear(64, 64), nn.Linear(64, 64, dtype=torch.bfloat16)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.last(self.first(x))
+        out = self.last(self.first(x.bfloat16()).float())
         assert isinstance(out, Tensor)
         return out
 
