@@ -20,13 +20,12 @@ def policy_of(text: str) -> rp.Policy:
 
 
 def test_for_sgd_it_is_what_the_battery_runs() -> None:
-    """But for the momentum, with which the battery has not been run again."""
-    wanted = policy_of(f"{RECOMMENDED.spec},density=0.3".replace("momentum=mean", "momentum=shared"))
+    wanted = policy_of(f"{RECOMMENDED.spec},density=0.3")
     assert rp.recommended(sgd(make_model().parameters())) == wanted
 
 
 def test_for_adamw_it_is_what_the_battery_runs() -> None:
-    wanted = policy_of(RECOMMENDED.other["gpt-adamw"].replace("momentum=mean", "momentum=shared"))
+    wanted = policy_of(RECOMMENDED.other["gpt-adamw"])
     assert rp.recommended(adamw(make_model().parameters())) == wanted
 
 

@@ -77,20 +77,23 @@ def budget_name(budget: float) -> str:
     return "1" if budget == 1 else f"1/{1 / budget:.6g}"
 
 
-_IWP = "iwp:roots=all,local_steps=4,local_steps.momentum=mean,values=book4,dense_values=int8"
+_IWP = "iwp:roots=all,local_steps=4,local_steps.momentum=shared,values=book4,dense_values=int8"
+_RAW = "iwp:roots=all,local_steps=4,local_steps.momentum=mean,values=book4,dense_values=int8,damping=0"
 _WHOLE_SELDOM = "iwp:density=1,local_steps=160,values=book4,dense_values=int8"
-_WHOLE = "iwp:density=1,local_steps=2,local_steps.momentum=mean,local_steps.growth=1.3,values=book2,dense_values=book2"
+_WHOLE = (
+    "iwp:density=1,local_steps=2,local_steps.momentum=shared,local_steps.growth=1.3,values=book2,dense_values=book2"
+)
 
 METHODS = (
     Method("dense", "dense", "plain data parallelism, the reference", solved=None),
     Method(
         "iwp",
         _IWP,
-        "IWP as recommended until 2026-11-28",
+        "IWP as recommended",
         other={"gpt-adamw": _WHOLE, "digits": _WHOLE_SELDOM},
         fixed=frozenset({"digits"}),
     ),
-    Method("iwp-raw", f"{_IWP},damping=0", "the same pruning with the raw ratio g/w"),
+    Method("iwp-raw", _RAW, "the same pruning with the raw ratio g/w, and momentum as iwp had it until 2026-11-28"),
     Method("dgc", "dgc:dense_values=int8", "Deep Gradient Compression, allgather"),
     Method("scalecom", "scalecom:dense_values=int8", "ScaleCom: one root in turn, low-pass residual"),
     Method("random_k", "random_k:dense_values=int8", "shared random entries, no indices"),
