@@ -532,30 +532,13 @@ def test_hooks_that_are_there_already_see_parameters_after_the_step() -> None:
     assert same_bytes(loop(SLICED), loop(rp.Dense()))
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    "mode",
+    [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)],
+    ids=["no_grad", "inference_mode", "autocast"],
+)
 def test_steps_made_while_a_model_is_evaluated_are_steps_like_others(mode: Any) -> None:
-    """State that an optimizer makes in inference mode could not be changed outside of it."""
-
-    def loop(policy: Any) -> Tensor:
-        def rank(comm: rp.comm.Communicator) -> Tensor:
-            model = make_model()
-            optimizer = wrap(model, comm, policy)
-            for batch in batches(comm.rank, 5):
-                optimizer.zero_grad()
-                loss_of(model, batch).backward()
-                optimizer.step()
-                with mode():
-                    model(batch[0])
-            with optimizer.shared_weights():
-                return weights(model)
-
-        return rp.simulate(2, rank, timeout=60)[0]
-
-    assert same_bytes(loop(SLICED), loop(rp.Dense()))
-
-
-def test_steps_made_under_autocast_are_steps_like_others() -> None:
-    """What an optimizer multiplies was rounded to 16 bits there: Adafactor's moments are products of vectors."""
+    """State made in inference mode could not be changed outside of it; autocast rounded products of Adafactor's."""
 
     def adafactor(params: Any) -> torch.optim.Optimizer:
         return torch.optim.Adafactor(params, lr=0.01)
@@ -564,12 +547,12 @@ def test_steps_made_under_autocast_are_steps_like_others() -> None:
         def rank(comm: rp.comm.Communicator) -> Tensor:
             model = make_model()
             optimizer = wrap(model, comm, policy, adafactor)
-            for batch in batches(comm.rank, 4):
+            for batch in batches(comm.rank, 5):
                 optimizer.zero_grad()
-                with torch.autocast("cpu", dtype=torch.bfloat16):
-                    loss = loss_of(model, batch)
-                loss.backward()
+                loss_of(model, batch).backward()
                 optimizer.step()
+                with mode():
+                    model(batch[0])
             with optimizer.shared_weights():
                 return weights(model)
 
