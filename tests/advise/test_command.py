@@ -202,8 +202,9 @@ def test_a_machine_can_be_measured() -> None:
     assert found.encode_values.keys() == CPU.encode_values.keys()
     passes = [found.accumulate, *found.select.values(), found.copy, found.fill, found.encode_index, found.decode_index]
     assert min(*passes, *found.encode_values.values(), *found.decode_values.values(), found.merge) > 0
-    assert min(found.message, found.tensor) >= 0
-    assert found.kept["apart"] >= found.kept["close"] > 0, "entries that lie close never cost more each"
+    # A difference of times may come to nothing, as "close" did on a busy machine.
+    assert min(found.message, found.tensor, found.kept["close"]) >= 0
+    assert found.kept["apart"] >= found.kept["close"], "entries that lie close never cost more each"
 
 
 def test_a_latency_of_one_s_own_is_not_replaced_by_a_measured_one(

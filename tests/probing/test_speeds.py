@@ -58,6 +58,18 @@ def test_entries_are_measured_where_they_lie_apart_and_close(monkeypatch: pytest
     assert found.unite == pytest.approx({"apart": 1 / (0.01 * ENTRIES), "close": 1 / (0.1 * ENTRIES)})
 
 
+def test_a_difference_of_disturbed_times_is_never_less_than_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"accumulate": 1.0, "copy": 1.0, "whole": 1.0, "fill": 3.0}
+    found |= {f"{what} {where}": 1.0 for what in ("select", "take", "put") for where in ("apart", "close")}
+    found["take close"] = 4.0
+    monkeypatch.setattr(speeds, "_passes", lambda buckets, watch: dict(found))
+    kept = measured(0.25, 0.5, entries=ENTRIES, repetitions=1).kept
+    assert kept["close"] == pytest.approx(2 / (2 * 0.1 * ENTRIES))
+    assert kept["apart"] == kept["close"], "alone it came to less than nothing"
+    found["take close"] = 1.0
+    assert measured(0.25, 0.5, entries=ENTRIES, repetitions=1).kept == {"apart": 0.0, "close": 0.0}
+
+
 def test_the_slowest_rank_counts_in_each_speed() -> None:
     one = asdict(CPU) | {"accumulate": 1.0, "encode_values": {"fp16": 1.0, "int8": 4.0}}
     other = asdict(CPU) | {"copy": 2.0, "encode_values": {"fp16": 3.0, "int8": 2.0}}
