@@ -173,11 +173,13 @@ def native_library(torch: ModuleType, cuda: bool) -> Extension:
     make = torch.utils.cpp_extension.CppExtension
     if cuda:
         make = torch.utils.cpp_extension.CUDAExtension
-        sources += map(str, sorted([*Path("csrc/cuda").glob("*.cu"), *Path("csrc/cuda/host").glob("*.cpp")]))
+        sources += ["csrc/cuda/host.cpp", *map(str, sorted(Path("csrc/cuda").glob("*.cu")))]
         flags["nvcc"] = NVCC_FLAGS
         # nvcc's own release: torch goes with any of its major one, and knows GPUs that an older nvcc does not.
         os.environ["TORCH_CUDA_ARCH_LIST"] = gpus(release_of(torch.utils.cpp_extension.CUDA_HOME) or torch.version.cuda)
-    return make("ringprune._native", sources, extra_compile_args=flags, extra_link_args=["-fopenmp", *shared_cxx()])
+    included = sorted(str(path) for path in Path("csrc").rglob("*") if path.is_file())  # a change of any builds it anew
+    links = ["-fopenmp", *shared_cxx()]
+    return make("ringprune._native", sources, depends=included, extra_compile_args=flags, extra_link_args=links)
 
 
 mode = read_mode()

@@ -26,7 +26,7 @@ HOST = ["g++", "-fsyntax-only", "-O3", "-std=c++20", "-ffp-contract=off", "-fope
 
 
 def commands(cuda: Path, out: Path) -> dict[Path, list[str]]:
-    """For each source the call that compiles it: kernels by nvcc, their host sides by the C++ compiler."""
+    """For each source the call that compiles it: kernels by nvcc, their host side by the C++ compiler."""
     import torch.utils.cpp_extension
 
     folders = [*torch.utils.cpp_extension.include_paths(), sysconfig.get_path("include"), str(cuda / "include")]
@@ -36,8 +36,8 @@ def commands(cuda: Path, out: Path) -> dict[Path, list[str]]:
     gpus = [f"-gencode=arch=compute_{gpu},code=[{','.join(codes)}]" for gpu, codes in GPUS.items()]
     nvcc = [str(cuda / "bin" / "nvcc"), *NVCC, *torch.utils.cpp_extension.COMMON_NVCC_FLAGS, *gpus, *includes, "-c"]
     kernels = {path: [*nvcc, str(path), "-o", str(out / f"{path.stem}.o")] for path in ROOT.glob("csrc/cuda/*.cu")}
-    hosts = {path: [*HOST, *includes, str(path)] for path in ROOT.glob("csrc/cuda/host/*.cpp")}
-    return kernels | hosts
+    host = ROOT / "csrc/cuda/host.cpp"
+    return kernels | {host: [*HOST, *includes, str(host)]}
 
 
 def watched() -> list[Path]:

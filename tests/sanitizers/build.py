@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import re
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -72,22 +71,16 @@ def build(sanitizer: Sanitizer) -> Path:
     folders = (ROOT / "csrc", ROOT / "csrc" / "cpu")
     sources = sorted(path for source in folders for path in source.glob("*.cpp"))
     headers = sorted(path for source in folders for path in source.glob("*.h"))
-    headers += Path(__file__).parent.glob("threads/**/*.h")
+    headers += [*ROOT.glob("csrc/cpu/ops/*.cpp"), *Path(__file__).parent.glob("threads/**/*.h")]  # as ops.cpp has them
     compile_with = [CXX, *FLAGS, *sanitizer.flags]
     compile_with += [f"-isystem{path}" for path in include_paths()]
     known = _digest(headers, torch.__version__, *compile_with)
 
-    # Torch's headers are most of the work, so they are compiled once.
-    first = folder / "torch.h"
-    first.write_text("".join(f"#include <{name}>\n" for name in _torch_headers([*sources, *headers])))
-    _make(first.with_suffix(".h.gch"), _digest([first], known), [*compile_with, "-x", "c++-header", str(first)])
     objects = [folder / f"{source.stem}.o" for source in sources]
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(
             pool.map(
-                lambda source, made: _make(
-                    made, _digest([source], known), [*compile_with, "-include", str(first), "-c", str(source)]
-                ),
+                lambda source, made: _make(made, _digest([source], known), [*compile_with, "-c", str(source)]),
                 sources,
                 objects,
             )
@@ -128,11 +121,6 @@ def _make(target: Path, digest: str, command: list[str]) -> None:
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-4000:]}")
     stamp.write_text(digest)
-
-
-def _torch_headers(files: list[Path]) -> list[str]:
-    found = (re.findall(r"^#include <((?:ATen|c10|torch)/\S+)>", path.read_text(), re.MULTILINE) for path in files)
-    return sorted({name for names in found for name in names})
 
 
 def _digest(paths: list[Path], *more: str) -> str:

@@ -9,12 +9,12 @@
 namespace ringprune::cuda {
 namespace {
 
-constexpr const char* kOp = "count_nonfinite";
+constexpr const char* kCountNonfinite = "count_nonfinite";
 
 at::Tensor count_nonfinite(at::TensorList tensors) {
   TORCH_CHECK_VALUE(!tensors.empty(), "ringprune::count_nonfinite: no tensors");
-  offsets_of(kOp, "tensors", tensors, tensors[0].device());  // for its checks
-  check_dtypes_or_double(kOp, "tensors", tensors);
+  offsets_of(kCountNonfinite, "tensors", tensors, tensors[0].device());  // for its checks
+  check_dtypes_or_double(kCountNonfinite, "tensors", tensors);
   const Session session(tensors[0]);
   at::Tensor counts = session.empty(static_cast<int64_t>(tensors.size()), at::kLong), rows;
   const Parts parts = parts_of(tensors).send(session, rows, zeros_in(counts));

@@ -9,13 +9,13 @@
 namespace ringprune::cuda {
 namespace {
 
-constexpr const char* kOp = "gather";
+constexpr const char* kGather = "gather";
 
 at::Tensor gather(const at::Tensor& residual, const at::Tensor& indices) {
   const at::Device device = residual.device();
   const int64_t numel = residual.numel(), count = indices.numel();
-  check_flat({kOp, "residual"}, residual, at::kFloat, numel, device);
-  check_indices_tensor(kOp, indices, numel, device);
+  check_flat({kGather, "residual"}, residual, at::kFloat, numel, device);
+  check_indices_tensor(kGather, indices, numel, device);
 
   const Session session(residual);
   at::Tensor values = session.empty(count, at::kFloat);

@@ -9,15 +9,15 @@
 namespace ringprune::cuda {
 namespace {
 
-constexpr const char* kOp = "give_back";
+constexpr const char* kGiveBack = "give_back";
 
 void give_back(const at::Tensor& residual, const at::Tensor& indices, const at::Tensor& values) {
   const at::Device device = residual.device();
   const int64_t numel = residual.numel(), count = indices.numel();
-  check_flat({kOp, "residual"}, residual, at::kFloat, numel, device);
-  check_indices_tensor(kOp, indices, numel, device);
-  check_flat({kOp, "values"}, values, at::kFloat, count, device);
-  check_give_back_apart(kOp, residual, indices, values);
+  check_flat({kGiveBack, "residual"}, residual, at::kFloat, numel, device);
+  check_indices_tensor(kGiveBack, indices, numel, device);
+  check_flat({kGiveBack, "values"}, values, at::kFloat, count, device);
+  check_give_back_apart(kGiveBack, residual, indices, values);
 
   const Session session(residual);
   launch_give_back(session.stream(), {indices.const_data_ptr<int32_t>(), count, numel}, values.const_data_ptr<float>(),

@@ -9,15 +9,15 @@
 namespace ringprune::cuda {
 namespace {
 
-constexpr const char* kOp = "importance";
+constexpr const char* kImportance = "importance";
 
 at::Tensor importance(const at::Tensor& residual, at::TensorList weights, std::string_view score,
                       at::ArrayRef<double> parameters) {
-  const std::vector<int64_t> offsets = offsets_of(kOp, "weights", weights, residual.device());
-  check_dtypes(kOp, "weights", weights);
-  check_flat({kOp, "residual"}, residual, at::kFloat, offsets.back(), residual.device());
-  check_numbers({kOp, "parameters"}, parameters, weights.size(), 0.0);
-  return with_score(kOp, score, [&](auto formula) {
+  const std::vector<int64_t> offsets = offsets_of(kImportance, "weights", weights, residual.device());
+  check_dtypes(kImportance, "weights", weights);
+  check_flat({kImportance, "residual"}, residual, at::kFloat, offsets.back(), residual.device());
+  check_numbers({kImportance, "parameters"}, parameters, weights.size(), 0.0);
+  return with_score(kImportance, score, [&](auto formula) {
     const Session session(residual);
     at::Tensor scores = session.empty(offsets.back(), at::kFloat), rows;
     HostTable<Part> table(weights.size());

@@ -9,15 +9,15 @@
 namespace ringprune::cuda {
 namespace {
 
-constexpr const char* kOp = "put";
+constexpr const char* kPut = "put";
 
 void put(at::TensorList outputs, const at::Tensor& indices, const at::Tensor& values) {
   const at::Device device = values.device();
-  const int64_t numel = offsets_of(kOp, "outputs", outputs, device).back();
-  check_dtypes(kOp, "outputs", outputs);
-  check_flat({kOp, "values"}, values, at::kFloat, indices.numel(), device);
-  check_indices_tensor(kOp, indices, numel, device);
-  check_put_apart(kOp, outputs, indices, values);
+  const int64_t numel = offsets_of(kPut, "outputs", outputs, device).back();
+  check_dtypes(kPut, "outputs", outputs);
+  check_flat({kPut, "values"}, values, at::kFloat, indices.numel(), device);
+  check_indices_tensor(kPut, indices, numel, device);
+  check_put_apart(kPut, outputs, indices, values);
 
   const Session session(values);
   HostTable<Output> table(outputs.size());

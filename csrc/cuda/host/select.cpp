@@ -10,13 +10,13 @@
 namespace ringprune::cuda {
 namespace {
 
-constexpr const char* kOp = "select";
+constexpr const char* kSelect = "select";
 
 at::Tensor select(const at::Tensor& scores, at::IntArrayRef offsets, at::IntArrayRef counts) {
-  check_flat({kOp, "scores"}, scores, at::kFloat, scores.numel(), scores.device());
-  check_offsets(kOp, offsets, scores.numel());
-  check_positions(kOp, scores.numel());
-  const std::vector<int64_t> starts = check_counts(kOp, counts, offsets);
+  check_flat({kSelect, "scores"}, scores, at::kFloat, scores.numel(), scores.device());
+  check_offsets(kSelect, offsets, scores.numel());
+  check_positions(kSelect, scores.numel());
+  const std::vector<int64_t> starts = check_counts(kSelect, counts, offsets);
 
   const Session session(scores);
   at::Tensor positions = session.empty(starts.back(), at::kInt);

@@ -9,7 +9,7 @@
 namespace ringprune::cuda {
 namespace {
 
-constexpr const char* kOp = "square_sum";
+constexpr const char* kSquareSum = "square_sum";
 
 // How many sums there are above those of the tiles: one for kSumTile of them, and so on up to one.
 int64_t sums_above(int64_t tiles) {
@@ -20,8 +20,8 @@ int64_t sums_above(int64_t tiles) {
 
 at::Tensor square_sum(at::TensorList tensors) {
   TORCH_CHECK_VALUE(!tensors.empty(), "ringprune::square_sum: no tensors");
-  offsets_of(kOp, "tensors", tensors, tensors[0].device());  // for its checks
-  check_dtypes_or_double(kOp, "tensors", tensors);
+  offsets_of(kSquareSum, "tensors", tensors, tensors[0].device());  // for its checks
+  check_dtypes_or_double(kSquareSum, "tensors", tensors);
   const Session session(tensors[0]);
   HostTable<Part> table = parts_of(tensors, kSumTile);
   int64_t slots = table.tiles();

@@ -9,17 +9,17 @@
 namespace ringprune::cuda {
 namespace {
 
-constexpr const char* kOp = "take";
+constexpr const char* kTake = "take";
 
 at::Tensor take(const at::Tensor& residual, const std::optional<at::Tensor>& velocity, const at::Tensor& indices,
                 at::IntArrayRef offsets) {
   const at::Device device = residual.device();
   const int64_t numel = residual.numel(), count = indices.numel();
-  check_flat({kOp, "residual"}, residual, at::kFloat, numel, device);
-  if (velocity) check_flat({kOp, "velocity"}, *velocity, at::kFloat, numel, device);
-  check_offsets(kOp, offsets, numel);
-  check_indices_tensor(kOp, indices, numel, device);
-  check_take_apart(kOp, residual, velocity, indices);
+  check_flat({kTake, "residual"}, residual, at::kFloat, numel, device);
+  if (velocity) check_flat({kTake, "velocity"}, *velocity, at::kFloat, numel, device);
+  check_offsets(kTake, offsets, numel);
+  check_indices_tensor(kTake, indices, numel, device);
+  check_take_apart(kTake, residual, velocity, indices);
 
   const Session session(residual);
   at::Tensor values = session.empty(count, at::kFloat), bounds;

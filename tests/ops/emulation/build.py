@@ -59,11 +59,10 @@ def _one_at_a_time(out: Path) -> Iterator[None]:
 
 def _compile_all(out: Path, extra: list[str], like: Path | None) -> list[Path]:
     kernels = [*CSRC.glob("cuda/*.cu"), *HERE.glob("*.cu")]
-    sources = [*sorted(kernels), *sorted(CSRC.glob("cuda/host/*.cpp")), HERE / "cuda_on_cpu.cpp"]
-    prelude = _compile(HERE / "prelude.h", like or out, [] if like else extra)
+    sources = [*sorted(kernels), CSRC / "cuda/host.cpp", HERE / "cuda_on_cpu.cpp"]
 
     def compiled(source: Path) -> Path:
-        return _same(source, like, extra) or _compile(source, out, extra, prelude)
+        return _same(source, like, extra) or _compile(source, out, extra)
 
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(compiled, sources))
@@ -80,40 +79,20 @@ def _same(source: Path, like: Path | None, definitions: list[str]) -> Path | Non
     return None if any(flag.removeprefix("-D") in text for flag in definitions) else target
 
 
-def _compile(source: Path, out: Path, extra: list[str], prelude: Path | None = None) -> Path:
-    header = source.suffix == ".h"  # "#pragma once" in a file of its own is warned of, and nothing turns that off
-    warnings = ["-w"] if header else WARNINGS
-    target = out / f"{source.name}.{'gch' if header else 'o'}"
+def _compile(source: Path, out: Path, extra: list[str]) -> Path:
+    target = out / f"{source.name}.o"
     if target.exists() and target.stat().st_mtime > _newest(source):
         return target
     folders = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
-    include = [f"-I{HERE}", *folders]
-    if source.suffix == ".cpp":
-        assert prelude is not None
-        include += ["-include", str(prelude.with_suffix(""))]  # the compiler takes prelude.h.gch beside it
-    language = "c++-header" if header else "c++"
-    _run(
-        "g++",
-        "-c",
-        "-MMD",
-        *FLAGS,
-        *warnings,
-        *DEFINES,
-        *extra,
-        *include,
-        "-x",
-        language,
-        str(source),
-        "-o",
-        str(target),
-    )
+    flags = [*FLAGS, *WARNINGS, *DEFINES, *extra, f"-I{HERE}", *folders]
+    _run("g++", "-c", "-MMD", *flags, "-x", "c++", str(source), "-o", str(target))
     return target
 
 
 def _newest(source: Path) -> float:
-    """When the source or any header last changed."""
-    headers = [path for folder in (CSRC, HERE) for path in folder.rglob("*.*h")]
-    return max(path.stat().st_mtime for path in [source, *headers])
+    """When the source or anything it may include last changed."""
+    included = [*CSRC.glob("cuda/host/*.cpp"), *(path for folder in (CSRC, HERE) for path in folder.rglob("*.*h"))]
+    return max(path.stat().st_mtime for path in [source, *included])
 
 
 def _run(*command: str) -> None:

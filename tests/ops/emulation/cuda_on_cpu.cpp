@@ -28,6 +28,7 @@ alignas(16) uint4 shared_memory[kMostShared / sizeof(uint4)];
 namespace {
 
 constexpr size_t kStack = 128 * 1024;
+constexpr size_t kLine = 64;
 constexpr unsigned kMostThreads = 1024;
 constexpr unsigned kLanes = 32;
 constexpr int kUnknown = 0xa5;  // in every byte of shared memory of which nothing may be known
@@ -65,8 +66,12 @@ struct Copy {
   size_t size;
 };
 
+struct Fiber;
+std::vector<std::unique_ptr<Fiber>> fibers;
+
+enum class State : uint8_t { kReady, kWaiting, kDone };
+
 struct Fiber {
-  enum class State { kNew, kReady, kWaiting, kDone } state = State::kDone;
   Place place;
   ucontext_t start;
   bool started = false;
@@ -77,7 +82,8 @@ struct Fiber {
     if (memory == MAP_FAILED) fail("no memory for stacks");
     mprotect(memory, 4096, PROT_NONE);  // what runs over its stack is caught
     place.stack = static_cast<char*>(memory) + 4096;
-    place.size = kStack - 4096;
+    // Stacks that all ended at a multiple of 128 KiB would share one set of each cache.
+    place.size = kStack - 4096 - (fibers.size() * 9 % 512) * kLine;
   }
 };
 
@@ -90,7 +96,7 @@ struct Warp {
   uint64_t words[2][kLanes];
 };
 
-std::vector<std::unique_ptr<Fiber>> fibers;
+std::vector<State> states;  // of the fibers, apart from them: looking for one that is ready reads little
 std::vector<Warp> warps;
 unsigned threads, waiting_for_block, done, current;
 size_t shared_bytes;  // of a block, besides its own variables
@@ -109,7 +115,7 @@ void live() {
   for (;;) {
     (*body)();
     if (!fibers[current]->copies.empty()) fail("a thread ends before what it copies is there");
-    fibers[current]->state = Fiber::State::kDone;
+    states[current] = State::kDone;
     ++done;
     go_back();
   }
@@ -131,25 +137,24 @@ void resume(unsigned i) {
 }
 
 void wait() {
-  const unsigned self = current;
-  fibers[self]->state = Fiber::State::kWaiting;
+  states[current] = State::kWaiting;
   go_back();
 }
 
 void wake(unsigned begin, unsigned end) {
   for (unsigned i = begin; i < end; ++i) {
-    if (fibers[i]->state == Fiber::State::kWaiting) fibers[i]->state = Fiber::State::kReady;
+    if (states[i] == State::kWaiting) states[i] = State::kReady;
   }
 }
 
 void run_block(const std::vector<unsigned>& order) {
   waiting_for_block = done = 0;
   for (Warp& warp : warps) warp.arrived = 0;
-  for (unsigned i = 0; i < threads; ++i) fibers[i]->state = Fiber::State::kReady;
+  states.assign(threads, State::kReady);
   while (done < threads) {
     bool moved = false;
     for (const unsigned i : order) {
-      if (fibers[i]->state != Fiber::State::kReady) continue;
+      if (states[i] != State::kReady) continue;
       moved = true;
       resume(i);
     }

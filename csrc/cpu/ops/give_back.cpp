@@ -3,20 +3,20 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
-#include "../checks.h"
-#include "scattered.h"
+#include "../../checks.h"
+#include "../scattered.h"
 
 namespace ringprune {
 namespace {
 
-constexpr const char* kOp = "give_back";
+constexpr const char* kGiveBack = "give_back";
 
 void give_back(const at::Tensor& residual, const at::Tensor& indices, const at::Tensor& values) {
   const int64_t numel = residual.numel();
-  check_flat({kOp, "residual"}, residual, at::kFloat, numel);
-  check_flat({kOp, "values"}, values, at::kFloat, indices.numel());
-  check_indices(kOp, indices, numel);
-  check_give_back_apart(kOp, residual, indices, values);
+  check_flat({kGiveBack, "residual"}, residual, at::kFloat, numel);
+  check_flat({kGiveBack, "values"}, values, at::kFloat, indices.numel());
+  check_indices(kGiveBack, indices, numel);
+  check_give_back_apart(kGiveBack, residual, indices, values);
 
   const int32_t* index = indices.const_data_ptr<int32_t>();
   const float* from = values.const_data_ptr<float>();

@@ -8,8 +8,8 @@
 #include <cmath>
 #include <memory>
 
-#include "../coded.h"
-#include "loops.h"
+#include "../../coded.h"
+#include "../loops.h"
 
 namespace ringprune {
 namespace {

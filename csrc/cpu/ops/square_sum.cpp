@@ -7,13 +7,13 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "bucket.h"
-#include "tree_sum.h"
+#include "../bucket.h"
+#include "../tree_sum.h"
 
 namespace ringprune {
 namespace {
 
-constexpr const char* kOp = "square_sum";
+constexpr const char* kSquareSum = "square_sum";
 static_assert((kBlock & (kBlock - 1)) == 0);
 
 // Calls sum(start, count) for each block, on all threads, and adds what it returns.
@@ -46,11 +46,11 @@ double sum_one(const at::Tensor& tensor) {
 }
 
 at::Tensor square_sum(at::TensorList tensors) {
-  offsets_of(kOp, "tensors", tensors);  // for its checks
+  offsets_of(kSquareSum, "tensors", tensors);  // for its checks
   at::Tensor sums = at::empty({static_cast<int64_t>(tensors.size())}, at::TensorOptions().dtype(at::kDouble));
   double* sum = sums.mutable_data_ptr<double>();
   for (size_t i = 0; i < tensors.size(); ++i) {
-    with_dtype_or_double({kOp, "tensors", static_cast<int64_t>(i)}, tensors[i], [](auto) {});  // for its check
+    with_dtype_or_double({kSquareSum, "tensors", static_cast<int64_t>(i)}, tensors[i], [](auto) {});  // for its check
     sum[i] = sum_one(tensors[i]);
   }
   return sums;

@@ -4,21 +4,21 @@
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
-#include "bucket.h"
+#include "../bucket.h"
 
 namespace ringprune {
 namespace {
 
-constexpr const char* kOp = "importance";
+constexpr const char* kImportance = "importance";
 
 at::Tensor importance(const at::Tensor& residual, at::TensorList weights, std::string_view score,
                       at::ArrayRef<double> parameters) {
-  const std::vector<int64_t> offsets = offsets_of(kOp, "weights", weights);
-  check_dtypes(kOp, "weights", weights);
-  check_flat({kOp, "residual"}, residual, at::kFloat, offsets.back());
-  check_numbers({kOp, "parameters"}, parameters, weights.size(), 0.0);
+  const std::vector<int64_t> offsets = offsets_of(kImportance, "weights", weights);
+  check_dtypes(kImportance, "weights", weights);
+  check_flat({kImportance, "residual"}, residual, at::kFloat, offsets.back());
+  check_numbers({kImportance, "parameters"}, parameters, weights.size(), 0.0);
   const Loops& loop = loops();
-  const auto score_run = loop.scores[with_score(kOp, score, [](auto kind) { return number_of(kind); })];
+  const auto score_run = loop.scores[with_score(kImportance, score, [](auto kind) { return number_of(kind); })];
 
   at::Tensor scores = at::empty_like(residual);
   // The loops only read it: the residual is an output where they also accumulate.

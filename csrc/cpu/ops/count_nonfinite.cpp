@@ -7,12 +7,12 @@
 #include <atomic>
 #include <cmath>
 
-#include "bucket.h"
+#include "../bucket.h"
 
 namespace ringprune {
 namespace {
 
-constexpr const char* kOp = "count_nonfinite";
+constexpr const char* kCountNonfinite = "count_nonfinite";
 
 // Calls count(start, entries) for blocks of the tensor, on all threads, and adds what it returns.
 template <class Count>
@@ -42,11 +42,12 @@ int64_t count_one(const at::Tensor& tensor) {
 }
 
 at::Tensor count_nonfinite(at::TensorList tensors) {
-  offsets_of(kOp, "tensors", tensors);  // for its checks
+  offsets_of(kCountNonfinite, "tensors", tensors);  // for its checks
   at::Tensor counts = at::empty({static_cast<int64_t>(tensors.size())}, at::TensorOptions().dtype(at::kLong));
   int64_t* count = counts.mutable_data_ptr<int64_t>();
   for (size_t i = 0; i < tensors.size(); ++i) {
-    with_dtype_or_double({kOp, "tensors", static_cast<int64_t>(i)}, tensors[i], [](auto) {});  // for its check
+    with_dtype_or_double({kCountNonfinite, "tensors", static_cast<int64_t>(i)}, tensors[i],
+                         [](auto) {});  // for its check
     count[i] = count_one(tensors[i]);
   }
   return counts;

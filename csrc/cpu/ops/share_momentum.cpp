@@ -3,8 +3,8 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
-#include "../shared_momentum.h"
-#include "bucket.h"
+#include "../../shared_momentum.h"
+#include "../bucket.h"
 
 namespace ringprune {
 namespace {

@@ -7,13 +7,13 @@
 #include <atomic>
 #include <tuple>
 
-#include "bucket.h"
-#include "selector.h"
+#include "../bucket.h"
+#include "../selector.h"
 
 namespace ringprune {
 namespace {
 
-constexpr const char* kOp = "accumulate_select";
+constexpr const char* kAccumulateSelect = "accumulate_select";
 
 // What one pass reads and writes.
 class Pass {
@@ -24,7 +24,7 @@ class Pass {
         weights_(entries_of(selection.weights)),
         parameters_(selection.parameters),
         prefetches_(offsets.back() >= kStreamed),
-        score_(with_score(kOp, selection.score, [](auto kind) { return number_of(kind); })) {}
+        score_(with_score(kAccumulateSelect, selection.score, [](auto kind) { return number_of(kind); })) {}
 
   // Accumulates a part and hands its keys on; returns how many of its gradients are NaN or infinite.
   int64_t accumulate(Part& part) const {
@@ -94,8 +94,8 @@ std::tuple<at::Tensor, at::Tensor> accumulate_select(
     at::ArrayRef<double> momentum, const c10::List<bool>& nesterov, std::string_view score,
     at::ArrayRef<double> parameters, at::IntArrayRef counts, const at::Tensor& hints, const at::Tensor& tally,
     const std::optional<at::Tensor>& sent, const std::optional<at::Tensor>& rest, bool masks) {
-  const Accumulation given{kOp,          grads,   residual, velocity, residual_out,
-                           velocity_out, factors, momentum, nesterov, {sent, rest, masks}};
+  const Accumulation given{kAccumulateSelect, grads,   residual, velocity, residual_out,
+                           velocity_out,      factors, momentum, nesterov, {sent, rest, masks}};
   const Selection selection{weights, score, parameters, counts, hints, tally};
   const std::vector<int64_t> offsets = given.check();
   const std::vector<int64_t> starts = selection.check(given, offsets);

@@ -3,20 +3,20 @@
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
-#include "bucket.h"
+#include "../bucket.h"
 
 namespace ringprune {
 namespace {
 
-constexpr const char* kOp = "put";
+constexpr const char* kPut = "put";
 
 void put(at::TensorList outputs, const at::Tensor& indices, const at::Tensor& values) {
-  const std::vector<int64_t> offsets = offsets_of(kOp, "outputs", outputs);
+  const std::vector<int64_t> offsets = offsets_of(kPut, "outputs", outputs);
   const int64_t numel = offsets.back();
-  check_dtypes(kOp, "outputs", outputs);
-  check_flat({kOp, "values"}, values, at::kFloat, indices.numel());
-  check_indices(kOp, indices, numel);
-  check_put_apart(kOp, outputs, indices, values);
+  check_dtypes(kPut, "outputs", outputs);
+  check_flat({kPut, "values"}, values, at::kFloat, indices.numel());
+  check_indices(kPut, indices, numel);
+  check_put_apart(kPut, outputs, indices, values);
 
   const int32_t* index = indices.const_data_ptr<int32_t>();
   const int32_t* index_end = index + indices.numel();
@@ -25,7 +25,7 @@ void put(at::TensorList outputs, const at::Tensor& indices, const at::Tensor& va
   // Threads own runs of the outputs, not of the indices: each entry is cleared and written by the same thread.
   at::parallel_for(0, numel, kGrain, [&](int64_t begin, int64_t end) {
     for_each_run(offsets, begin, end, [&](int64_t tensor, int64_t lo, int64_t hi) {
-      with_dtype({kOp, "outputs", tensor}, outputs[tensor], [&](auto zero) {
+      with_dtype({kPut, "outputs", tensor}, outputs[tensor], [&](auto zero) {
         using scalar_t = decltype(zero);
         const bool streams = numel >= kStreamed && std::is_same_v<scalar_t, float>;
         scalar_t* output = outputs[tensor].mutable_data_ptr<scalar_t>();

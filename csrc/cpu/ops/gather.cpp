@@ -6,20 +6,20 @@
 
 #include <atomic>
 
-#include "../checks.h"
-#include "loops.h"
-#include "scattered.h"
+#include "../../checks.h"
+#include "../loops.h"
+#include "../scattered.h"
 
 namespace ringprune {
 namespace {
 
-constexpr const char* kOp = "gather";
+constexpr const char* kGather = "gather";
 
 at::Tensor gather(const at::Tensor& residual, const at::Tensor& indices) {
   const int64_t numel = residual.numel();
-  check_flat({kOp, "residual"}, residual, at::kFloat, numel);
-  check_flat({kOp, "indices"}, indices, at::kInt, indices.numel());
-  check_positions(kOp, numel);
+  check_flat({kGather, "residual"}, residual, at::kFloat, numel);
+  check_flat({kGather, "indices"}, indices, at::kInt, indices.numel());
+  check_positions(kGather, numel);
 
   at::Tensor values = at::empty({indices.numel()}, residual.options());
   const int32_t* index = indices.const_data_ptr<int32_t>();
@@ -36,7 +36,7 @@ at::Tensor gather(const at::Tensor& residual, const at::Tensor& indices) {
       for (int64_t i = lo; i < lo + count; ++i) to[i] = from[index[i]];
     });
   });
-  if (!fit) check_indices(kOp, indices, numel);
+  if (!fit) check_indices(kGather, indices, numel);
   return values;
 }
 

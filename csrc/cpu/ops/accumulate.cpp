@@ -4,7 +4,7 @@
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
-#include "bucket.h"
+#include "../bucket.h"
 
 namespace ringprune {
 namespace {

@@ -3,19 +3,19 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "../checks.h"
-#include "selector.h"
+#include "../../checks.h"
+#include "../selector.h"
 
 namespace ringprune {
 namespace {
 
-constexpr const char* kOp = "select";
+constexpr const char* kSelect = "select";
 
 at::Tensor select(const at::Tensor& scores, at::IntArrayRef offsets, at::IntArrayRef counts) {
-  check_flat({kOp, "scores"}, scores, at::kFloat, scores.numel());
-  check_positions(kOp, scores.numel());
-  check_offsets(kOp, offsets, scores.numel());
-  const std::vector<int64_t> starts = check_counts(kOp, counts, offsets);
+  check_flat({kSelect, "scores"}, scores, at::kFloat, scores.numel());
+  check_positions(kSelect, scores.numel());
+  check_offsets(kSelect, offsets, scores.numel());
+  const std::vector<int64_t> starts = check_counts(kSelect, counts, offsets);
 
   at::Tensor positions = at::empty({starts.back()}, at::kInt);
   const float* from = scores.const_data_ptr<float>();

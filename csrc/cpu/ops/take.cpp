@@ -4,23 +4,23 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "../checks.h"
-#include "../tensors.h"
-#include "scattered.h"
+#include "../../checks.h"
+#include "../../tensors.h"
+#include "../scattered.h"
 
 namespace ringprune {
 namespace {
 
-constexpr const char* kOp = "take";
+constexpr const char* kTake = "take";
 
 at::Tensor take(const at::Tensor& residual, const std::optional<at::Tensor>& velocity, const at::Tensor& indices,
                 at::IntArrayRef offsets) {
   const int64_t numel = residual.numel();
-  check_flat({kOp, "residual"}, residual, at::kFloat, numel);
-  if (velocity) check_flat({kOp, "velocity"}, *velocity, at::kFloat, numel);
-  check_offsets(kOp, offsets, numel);
-  check_indices(kOp, indices, numel);
-  check_take_apart(kOp, residual, velocity, indices);
+  check_flat({kTake, "residual"}, residual, at::kFloat, numel);
+  if (velocity) check_flat({kTake, "velocity"}, *velocity, at::kFloat, numel);
+  check_offsets(kTake, offsets, numel);
+  check_indices(kTake, indices, numel);
+  check_take_apart(kTake, residual, velocity, indices);
 
   const int64_t count = indices.numel();
   const int32_t* index = indices.const_data_ptr<int32_t>();
