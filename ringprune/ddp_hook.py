@@ -18,6 +18,7 @@ from ringprune import checkpoint, wire
 from ringprune.arguments import warn_of_keeping_back
 from ringprune.comm import connect
 from ringprune.comm.communicator import CPU, Communicator, is_communicator
+from ringprune.ddp_copy import LeftBehind
 from ringprune.ddp_plan import Arrived, in_order, plan_of_ddp
 from ringprune.ddp_steps import FirstStep, Steps
 from ringprune.errors import ArgumentTypeError, CheckpointError, ConfigurationError, UsageError
@@ -100,7 +101,7 @@ def _give(averages: Sequence[tuple[Tensor, Tensor]]) -> None:
             param.grad = average if param.grad is None else param.grad.copy_(average)
 
 
-class DDPHook:
+class DDPHook(LeftBehind):
     """What :func:`ddp_hook` makes; ``state_dict()`` holds what this rank keeps back, save it on every rank."""
 
     def __init__(self, policy: Policy, comm: Communicator, scale: LossScale, seed: int, names: dict[int, str]) -> None:

@@ -40,22 +40,29 @@ class LayerSteps:
             for place, param in enumerate(group["params"])
         }
 
+    def check(self) -> None:
+        """Before anything is taken for a part of the step: once the groups are as they were, it can still be made.
+
+        Raises:
+            UsageError: it has more param groups than when they were remembered, or fewer.
+        """
+        before, now = len(self._settings), len(self._inner.param_groups)
+        if before != now:
+            raise UsageError(
+                f"{type(self._inner).__name__} had {before} param groups when its step began, and has {now} now: with "
+                "a schedule layers step until the next backward pass. Give it the groups that it had, call "
+                "synchronize(), flush() and close() the wrapper, change the groups, and wrap again"
+            )
+
     @contextmanager
     def only(self, params: Collection[Tensor]) -> Iterator[None]:
         """Inside, the optimizer has these parameters only, and the settings remembered.
 
         Raises:
-            UsageError: it has more param groups than when they were remembered, or fewer.
             ConfigurationError: it changed a setting, so that parts of a step are not the whole step.
         """
         groups = self._inner.param_groups
         kept = list(groups)
-        if len(kept) != len(self._settings):
-            raise UsageError(
-                f"{type(self._inner).__name__} had {len(self._settings)} param groups when its step began, and has "
-                f"{len(kept)} now: with a schedule layers step until the next backward pass. Call synchronize(), "
-                "flush() and close() the wrapper, change the groups, and wrap again"
-            )
         parts = [{**copy.deepcopy(settings), "params": []} for settings in self._settings]
         # Looked up, and not looked for among all parameters: a large model makes a step in hundreds of parts.
         known = [param for param in params if id(param) in self._places]

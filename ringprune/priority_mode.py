@@ -255,6 +255,7 @@ class PriorityMode(GradientMode):
         """Return when these parameters are up to date: all of their part of the step has been made."""
         if self._open or not self._unfinished:
             return
+        self._steps.check()
         with _plain(self._device):
             made = self._finish(sorted({index for i in needed for index in self._buckets_of[i]} & self._unfinished))
             if made:

@@ -19,6 +19,7 @@ from ringprune.norm_statistics import NormStatistics
 from ringprune.parts import Parts
 from ringprune.residual import Correction
 from ringprune.shared_momentum import SharedMomentum
+from ringprune.verdict import shortened
 
 __all__ = ["UpdateMode"]
 
@@ -186,11 +187,10 @@ class UpdateMode(Mode):
         """Whether a gradient of this rank holds NaN or infinity; noted for the next exchange where that is to raise."""
         self._verdict.count(*self._gradients.count_nonfinite())
         findings = self._verdict.read() + self._bad_rows()
-        for finding in findings:
-            if self._raises:
-                self._verdict.note_nonfinite(finding)
-            else:
-                _log.warning("rank %d: local step skipped: %s", self._comm.rank, finding)
+        if findings and not self._raises:
+            _log.warning("rank %d: local step skipped: %s", self._comm.rank, shortened(findings))
+        for finding in findings if self._raises else ():
+            self._verdict.note_nonfinite(finding)
         return bool(findings)
 
     # -- an exchange --------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from ringprune.metrics import Metrics
 from ringprune.plan import ParamSpec, gather_texts
 from ringprune.rank_words import by_rank
 
-__all__ = ["NonFinite", "Verdict"]
+__all__ = ["NonFinite", "Verdict", "shortened"]
 
 NonFinite = Literal["raise", "skip"]
 
@@ -148,15 +148,17 @@ class Verdict:
             )
         if self._raise or always:
             then = late or (_LOST if always else _NOT_MADE)
-            raise NonFiniteGradientError(f"{self._gather(self._findings())}. {then}")
+            raise NonFiniteGradientError(f"{self._gather(shortened(self._nonfinite))}. {then}")
         if self._nonfinite:
-            _log.log(self._level, "rank %d: step skipped on all ranks: %s", self._comm.rank, self._findings())
-
-    def _findings(self) -> str:
-        more = len(self._nonfinite) - SHOWN
-        return "; ".join(self._nonfinite[:SHOWN]) + (f"; and those of {more} more parameters" if more > 0 else "")
+            _log.log(self._level, "rank %d: step skipped on all ranks: %s", self._comm.rank, shortened(self._nonfinite))
 
     def _gather(self, finding: str | None) -> str:
         with self._metrics.sending("headers"):
             texts = gather_texts(finding or "", self._comm, CPU, name="verdict details")
         return by_rank(texts)
+
+
+def shortened(findings: Sequence[str]) -> str:
+    """The first findings, and how many there are more; of parameters, one each."""
+    more = len(findings) - SHOWN
+    return "; ".join(findings[:SHOWN]) + (f"; and those of {more} more parameters" if more > 0 else "")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import ringprune as rp
-from tests.training import batches, loss_of, make_model, plain_sgd, run, sgd, weights, wrap
+from tests.training import batches, loss_of, make_model, plain_sgd, run, same_bytes, sgd, weights, wrap
 
 IWP = rp.IWP(0.05)
 
@@ -540,18 +540,24 @@ def test_a_model_that_one_rank_converts_later_is_told_to_all(policy: rp.Policy) 
 
 
 def test_a_group_that_is_added_under_a_schedule_is_told() -> None:
-    """It was a ValueError of zip, out of the next forward pass, in which layers step."""
+    """It was a ValueError of zip, out of the next forward pass, in which layers step; later a layer lost its step."""
 
     def rank(comm: rp.comm.Communicator) -> None:
-        model = make_model()
-        inner = sgd(model.parameters())
-        optimizer = rp.DistributedOptimizer(inner, model.named_parameters(), policy=rp.P3(), comm=comm, model=model)
-        run(model, optimizer, comm.rank, 2)
-        inner.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
-        with pytest.raises(rp.UsageError, match="had 1 param groups when its step began, and has 2 now"):
-            run(model, optimizer, comm.rank, 1, start=2)
-        del inner.param_groups[1:]
-        optimizer.synchronize()  # and the step is made
+        made = []
+        for disturbed in (False, True):
+            model = make_model()
+            inner = sgd(model.parameters())
+            optimizer = rp.DistributedOptimizer(inner, model.named_parameters(), policy=rp.P3(), comm=comm, model=model)
+            run(model, optimizer, comm.rank, 2)
+            if disturbed:
+                inner.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+                with pytest.raises(rp.UsageError, match="had 1 param groups when its step began, and has 2 now"):
+                    run(model, optimizer, comm.rank, 1, start=2)
+                del inner.param_groups[1:]
+            optimizer.synchronize()  # and the step is made
+            made.append(weights(model))
+            optimizer.close()
+        assert same_bytes(*made)
 
     rp.simulate(2, rank, timeout=30)
 

@@ -1,6 +1,7 @@
 """A job that trains under DistributedDataParallel with RingPrune's hook and compares it with the wrapper."""
 
 import copy
+import io
 import logging
 import math
 import os
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import _global_optimizer_pre_hooks
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 
 import ringprune as rp
@@ -136,6 +138,33 @@ def a_change_of_what_is_trained_needs_a_new_hook(comm: rp.comm.Communicator) -> 
         ddp = DistributedDataParallel(model)
         ddp.register_comm_hook(None, rp.ddp_hook(rp.IWP(0.05), named_parameters=model.named_parameters()))
         train(ddp, comm.rank, 2)
+
+
+def a_copy_of_ddp_has_no_hook(comm: rp.comm.Communicator) -> None:
+    """AveragedModel(ddp) ended in "cannot pickle 'ProcessGroup' object", and so did saving the whole of it."""
+    for ends in (True, False):
+        ddp, hook = wrapped(rp.IWP(0.05))
+        expected = train(wrapped(rp.IWP(0.05))[0], comm.rank, 6)
+        optimizer = sgd(ddp.parameters())
+        run(ddp, optimizer, comm.rank, 3)
+        averaged = AveragedModel(ddp)
+        file = io.BytesIO()
+        torch.save(ddp, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        run(ddp, optimizer, comm.rank, 3, start=3)
+        averaged.update_parameters(ddp)
+        assert same_bytes(weights(ddp), expected)
+        assert hook.stats()["steps"] == 6
+        if ends:  # as torch's own hooks do not: it averages all
+            train(loaded, comm.rank, 2)
+        else:
+            again = rp.ddp_hook(rp.IWP(0.05))
+            loaded.register_comm_hook(None, again)
+            train(loaded, comm.rank, 2)
+            assert again.stats()["steps"] == 2
+        with pytest.raises(rp.UsageError, match=r"has no hook: register a new ringprune\.ddp_hook"):
+            copy.deepcopy(hook)(None, None)
 
 
 def selection_is_counted_over_all_buckets_that_ddp_makes(comm: rp.comm.Communicator) -> None:
@@ -575,6 +604,7 @@ CHECKS = (
     a_policy_is_what_the_wrapper_makes_of_it,
     resuming_equals_not_stopping,
     a_change_of_what_is_trained_needs_a_new_hook,
+    a_copy_of_ddp_has_no_hook,
     selection_is_counted_over_all_buckets_that_ddp_makes,
     other_checkpoints_are_refused,
     without_names_other_buckets_are_refused,
