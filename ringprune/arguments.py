@@ -315,10 +315,18 @@ def describe_parameters(
     return on_one_device(specs)
 
 
-def leave(comm: Communicator) -> None:
-    """Let go of what :func:`communicator` has made, as far as one rank can alone."""
-    if isinstance(comm, CheckedCommunicator):
-        comm.leave()
+def leave(comm: Communicator, nodes: Nodes | None, *, own: bool) -> None:
+    """Let go of what was made for a wrapper, as far as one rank can alone.
+
+    Args:
+        comm: its communicator.
+        nodes: the same divided for it.
+        own: :func:`communicator` has made ``comm``; else that goes on, without its parts.
+    """
+    parts = () if nodes is None else (nodes.local, nodes.across)
+    for made in (comm,) if own else parts:
+        if isinstance(made, CheckedCommunicator):
+            made.leave()
 
 
 def divide(comm: Communicator, policy: Policy, params: Sequence[Tensor]) -> Nodes:

@@ -150,6 +150,7 @@ class ShardedEmbedding(nn.Module):
         if self.padding_idx is not None:
             self._own(self.padding_idx).zero_()
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # private; torch.compile, of a model, fails on the messages
     def forward(self, indices: Tensor) -> Tensor:
         """Look ``indices`` up, int32 or int64 of any shape; returns shape ``(*indices.shape, embedding_dim)``.
 

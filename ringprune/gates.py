@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
@@ -178,10 +178,20 @@ class _FirstUse(TorchFunctionMode):
         return self._time
 
     def end(self) -> None:
-        """Watch no longer."""
+        """Watch no longer; nothing the second time.
+
+        After Ctrl-C, for which torch calls no hooks, this may come late, when others' modes (that of a default device
+        is one) lie above: leaving ours as ``with`` does would take one of theirs.
+        """
         for hook in self._hooks:
             hook.remove()
-        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's, without annotations
+        if self not in overrides._get_current_function_mode_stack():
+            return
+        above = []
+        while (mode := overrides._pop_mode()) is not self:
+            above.append(mode)
+        for mode in reversed(above):
+            overrides._push_mode(mode)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note the parameters among the arguments, and call ``func``."""

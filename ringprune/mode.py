@@ -49,6 +49,7 @@ class Mode(ABC):
     Attributes:
         embeddings: sharded embeddings among what is wrapped, by name.
         keeps: whether this rank may keep something back: in a hierarchy only the first of a node does.
+        nodes: the ranks divided by node; None where they are not.
         backward: which parameters have had their gradients.
         others: who else averages the gradients.
         strangers: parameters that were not there.
@@ -59,7 +60,7 @@ class Mode(ABC):
 
     def __init__(self, parts: Parts, weights: Sequence[Tensor], *, velocity: bool, spare: bool) -> None:
         comm, plan, settings, nodes = parts.comm, parts.plan, parts.settings, parts.nodes
-        self.keeps = nodes is None or nodes.across is not None
+        self.keeps, self.nodes = nodes is None or nodes.across is not None, nodes
         self.plan, self.params, self.scale = plan, parts.params, parts.scale
         self._inner, self._policy, self._comm = parts.inner, parts.policy, comm
         self.embeddings = parts.embeddings

@@ -396,5 +396,4 @@ class DistributedOptimizer(sharing.Sharer):
         finally:
             self._last, self._mode = self.stats(), None
             mode.close(flushed=self._flushed)
-            if self._own_comm:
-                arguments.leave(self._comm)
+            arguments.leave(self._comm, mode.nodes, own=self._own_comm)

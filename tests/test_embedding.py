@@ -811,6 +811,27 @@ def test_a_table_that_was_closed_says_so() -> None:
     rp.simulate(2, rank)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch.compile itself reads it
+def test_in_a_compiled_model_a_table_looks_up_as_it_is() -> None:
+    """torch.compile went into its messages, and failed on those of MPI."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = Words(sharded(comm))
+        expected = model(lookups(0, 0))
+        found = torch.compile(model, backend=keep)(lookups(0, 0))
+        assert torch.equal(found, expected)
+        found.sum().backward()
+        assert model.table.weight.grad is not None
+
+    rp.simulate(1, rank, timeout=60)
+    assert len(graphs) == 1, "the layer behind it"
+
+
 def test_a_schedule_with_a_sharded_embedding_is_refused_with_the_reason() -> None:
     def rank(comm: rp.comm.Communicator) -> None:
         model = Words(sharded(comm))

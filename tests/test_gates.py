@@ -176,6 +176,23 @@ def test_a_forward_pass_that_fails_teaches_nothing_and_leaves_nothing_behind() -
     assert torch.overrides._get_current_function_mode() is None
 
 
+def test_closing_after_ctrl_c_in_the_first_pass_takes_no_mode_of_others() -> None:
+    """That pass is watched by a mode of torch's, and torch calls no hooks after Ctrl-C; a default device is one too."""
+
+    class Stopped(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            raise KeyboardInterrupt
+
+    gates = Log(model := Stopped(4, 4)).gates
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(1, 4))
+    with torch.device("meta"):
+        for _ in range(2):
+            gates.close()
+            assert torch.empty(1).is_meta
+    assert torch.overrides._get_current_function_mode() is None
+
+
 def test_evaluation_teaches_nothing() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).eval()
     log = Log(model)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import ringprune as rp
 from ringprune import wire
+from ringprune.comm.simulated import SimulatedCommunicator
 from ringprune.exchange.kept import RoundedLane
 from ringprune.exchange.packed import PackedLane
 from tests.test_laws import POLICIES, reference
@@ -355,6 +356,20 @@ def test_a_rank_that_cannot_be_built_is_told_on_all() -> None:
         4, 2, lambda comm: wrap(make_model(), comm, rp.IWP(0.05), hierarchical=True, seed=-(comm.rank == 3))
     )
     assert all("seed=-1" in error for error in errors)
+
+
+def test_closing_lets_go_of_what_a_communicator_of_the_users_own_was_divided_into(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They stayed until the end of the process, more with each wrapper."""
+    left = []
+    monkeypatch.setattr(SimulatedCommunicator, "leave", lambda self: left.append(self.size))
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        wrap(make_model(), comm, rp.Dense(), hierarchical=True).close()
+
+    rp.simulate(4, rank, ranks_per_node=2)
+    assert sorted(left) == [2] * 6, "the nodes' own, and those of their first ranks"
 
 
 def test_more_roots_than_nodes_are_refused() -> None:

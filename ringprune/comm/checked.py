@@ -168,7 +168,7 @@ class CheckedCommunicator(ABC):
         if made is None and any(self.rank in part for part in parts):
             made = AloneCommunicator(self.kind, self.abilities)
         if made is not None:
-            self._divided.append(made)
+            self._divided = [*(part for part in self._divided if not part._closed), made]
         return made
 
     def duplicate(self) -> "CheckedCommunicator":
