@@ -7,7 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ringprune.clock import Clock, CpuClock, clock_for
@@ -94,6 +98,9 @@ class Recorder:
         self._closed, self._measuring = True, False
         for handle in self._handles:
             handle.remove()
+            _global_forward_hooks_with_kwargs.pop(
+                handle.id, None
+            )  # torch forgets it there, and looks for hooks ever after
         self._handles.clear()
         if torch.autograd.backward == self._run_backward:
             setattr(torch.autograd, "backward", self._backward)  # noqa: B010 - mypy lets nobody assign it

@@ -348,6 +348,7 @@ def test_nothing_is_left_behind() -> None:
     backward, model = torch.autograd.backward, convolutions()
     recorder, _ = recorded(lambda: train(model, numbers))
     assert torch.autograd.backward is backward
+    assert not torch.nn.modules.module._has_any_global_hook(), "torch.compile would warn of them ever after"
     train(model, numbers)
     assert (recorder.steps, len(recorder.iterations)) == (5, 3)
     assert not any(param._post_accumulate_grad_hooks for param in model.parameters())
