@@ -48,7 +48,6 @@ class Mode(ABC):
 
     Attributes:
         embeddings: sharded embeddings among what is wrapped, by name.
-        keeps: whether this rank may keep something back: in a hierarchy only the first of a node does.
         nodes: the ranks divided by node; None where they are not.
         backward: which parameters have had their gradients.
         others: who else averages the gradients.
@@ -60,7 +59,7 @@ class Mode(ABC):
 
     def __init__(self, parts: Parts, weights: Sequence[Tensor], *, velocity: bool, spare: bool) -> None:
         comm, plan, settings, nodes = parts.comm, parts.plan, parts.settings, parts.nodes
-        self.keeps, self.nodes = nodes is None or nodes.across is not None, nodes
+        self.nodes = nodes
         self.plan, self.params, self.scale = plan, parts.params, parts.scale
         self._inner, self._policy, self._comm = parts.inner, parts.policy, comm
         self.embeddings = parts.embeddings
@@ -135,6 +134,11 @@ class Mode(ABC):
     def settle(self) -> bool:
         """Make what is left of a step; whether ``synchronize()`` has nothing to do beyond that."""
         return False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this rank may keep something back: in a hierarchy only the first of a node does."""
+        return self.nodes is None or self.nodes.across is not None
 
     @property
     def local_steps(self) -> int:

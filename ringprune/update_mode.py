@@ -187,10 +187,11 @@ class UpdateMode(Mode):
         """Whether a gradient of this rank holds NaN or infinity; noted for the next exchange where that is to raise."""
         self._verdict.count(*self._gradients.count_nonfinite())
         findings = self._verdict.read() + self._bad_rows()
-        if findings and not self._raises:
+        if self._raises:
+            for finding in findings:
+                self._verdict.note_nonfinite(finding)
+        elif findings:
             _log.warning("rank %d: local step skipped: %s", self._comm.rank, shortened(findings))
-        for finding in findings if self._raises else ():
-            self._verdict.note_nonfinite(finding)
         return bool(findings)
 
     # -- an exchange --------------------------------------------------------------------------------------------------

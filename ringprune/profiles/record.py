@@ -98,9 +98,7 @@ class Recorder:
         self._closed, self._measuring = True, False
         for handle in self._handles:
             handle.remove()
-            _global_forward_hooks_with_kwargs.pop(
-                handle.id, None
-            )  # torch forgets it there, and looks for hooks ever after
+            _global_forward_hooks_with_kwargs.pop(handle.id, None)  # where torch leaves it, and ever after sees a hook
         self._handles.clear()
         if torch.autograd.backward == self._run_backward:
             setattr(torch.autograd, "backward", self._backward)  # noqa: B010 - mypy lets nobody assign it

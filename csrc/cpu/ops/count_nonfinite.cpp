@@ -43,13 +43,10 @@ int64_t count_one(const at::Tensor& tensor) {
 
 at::Tensor count_nonfinite(at::TensorList tensors) {
   offsets_of(kCountNonfinite, "tensors", tensors);  // for its checks
+  check_dtypes_or_double(kCountNonfinite, "tensors", tensors);
   at::Tensor counts = at::empty({static_cast<int64_t>(tensors.size())}, at::TensorOptions().dtype(at::kLong));
   int64_t* count = counts.mutable_data_ptr<int64_t>();
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    with_dtype_or_double({kCountNonfinite, "tensors", static_cast<int64_t>(i)}, tensors[i],
-                         [](auto) {});  // for its check
-    count[i] = count_one(tensors[i]);
-  }
+  for (size_t i = 0; i < tensors.size(); ++i) count[i] = count_one(tensors[i]);
   return counts;
 }
 

@@ -47,12 +47,10 @@ double sum_one(const at::Tensor& tensor) {
 
 at::Tensor square_sum(at::TensorList tensors) {
   offsets_of(kSquareSum, "tensors", tensors);  // for its checks
+  check_dtypes_or_double(kSquareSum, "tensors", tensors);
   at::Tensor sums = at::empty({static_cast<int64_t>(tensors.size())}, at::TensorOptions().dtype(at::kDouble));
   double* sum = sums.mutable_data_ptr<double>();
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    with_dtype_or_double({kSquareSum, "tensors", static_cast<int64_t>(i)}, tensors[i], [](auto) {});  // for its check
-    sum[i] = sum_one(tensors[i]);
-  }
+  for (size_t i = 0; i < tensors.size(); ++i) sum[i] = sum_one(tensors[i]);
   return sums;
 }
 
