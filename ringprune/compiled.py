@@ -1,9 +1,11 @@
 """Loops compiled by numba, for messages on the host: the decorator, and instructions that numba has no name for."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar, cast
 
 from numba import njit, types
+from numba.core.caching import FunctionCache
 from numba.extending import intrinsic
 
 __all__ = ["bits_of", "compiled", "float_of", "ones", "trailing_zeros"]
@@ -16,10 +18,18 @@ def compiled(function: F) -> F:
 
     Accesses are not checked: what such a function reads may have come from another rank, so it has to check by itself.
     """
-    try:
-        return cast(F, njit(cache=True, nogil=True)(function))
-    except RuntimeError:  # neither the package's folder nor the user's can be written: compiled anew by each process
-        return cast(F, njit(nogil=True)(function))
+    dispatcher: Any = njit(nogil=True)(function)
+    with suppress(RuntimeError):  # neither the package's folder nor the user's can be written
+        dispatcher._cache = _Cache(function)  # type: ignore[no-untyped-call]  # as numba leaves it
+    return cast(F, dispatcher)
+
+
+class _Cache(FunctionCache):
+    """Numba's. What cannot be kept is compiled anew by each process: a full disk ended the step of one rank alone."""
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with suppress(OSError):
+            super().save_overload(sig, data)  # type: ignore[no-untyped-call]  # as numba leaves it
 
 
 def _trailing_zeros(typing_context: Any, word: Any) -> Any:

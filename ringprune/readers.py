@@ -4,6 +4,7 @@ import argparse
 import math
 import os
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -85,7 +86,7 @@ def file(text: str) -> Path:
 def folder(text: str) -> Path:
     """A folder that files can be written to, or that can be made in one that exists."""
     path = Path(text)
-    if not os.access(path if path.exists() else path.parent, os.W_OK) or path.is_file():
+    if not _takes_files(path if path.exists() else path.parent):
         raise argparse.ArgumentTypeError(f"{text!r}: a folder that can be written to, or made in one that exists")
     return path
 
@@ -103,7 +104,16 @@ def _can_be_written(path: Path) -> bool:
     if path.exists() and not path.is_file():  # a pipe or a device is written to, and what else there is, replaced
         return not path.is_dir() and os.access(path, os.W_OK)
     there = path.resolve()
-    return os.access(there.parent, os.W_OK) and (not there.exists() or os.access(there, os.W_OK))
+    return _takes_files(there.parent) and (not there.exists() or os.access(there, os.W_OK))
+
+
+def _takes_files(folder: Path) -> bool:
+    """Tried: access() tells root that it may write to /proc, and of a file that it is no folder nobody."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
 
 
 def picture(text: str) -> Path:

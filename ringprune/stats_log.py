@@ -164,7 +164,7 @@ def _number(name: str, value: Any) -> "float | Tensor":
     try:
         if not isinstance(value, Tensor | str):
             return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     found = f"a tensor of {value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else f"{value!r:.60}"
     raise ArgumentTypeError(f"{name} is {found}: a number, or a tensor of one, is wanted")

@@ -59,3 +59,9 @@ def test_mpirun_hands_on_what_is_horovods_and_the_interface_that_was_named(tmp_p
     handed = [after for word, after in itertools.pairwise(words) if word == "-x"]
     assert "HOROVOD_MINE_2" in handed
     assert [name for name in handed if name.startswith("HOROVOD_GLOO_IFACE")] == ["HOROVOD_GLOO_IFACE=ib0"]
+
+
+def test_open_mpis_folder_may_have_a_space_in_its_name(tmp_path: Path) -> None:
+    """Its arguments for MPI go into a shell's line as they are: a checkout in such a folder did not start."""
+    words = launched("node1 slots=2\n", tmp_path, says="\"$@\" | tr ' ' '\\n'", OPAL_PREFIX="/my home/openmpi").stdout
+    assert "--mpi-args=--prefix\n'/my\nhome/openmpi'\n" in words

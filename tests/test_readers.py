@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringprune.readers import picture, rate, target, written_rate
+from ringprune.readers import folder, picture, rate, target, written_rate
 from ringprune.whole_file import write_json
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "mpi_scripts"))
@@ -63,6 +63,23 @@ def test_a_name_too_long_is_told_and_no_traceback(length: int, tmp_path: Path) -
         return
     with pytest.raises(argparse.ArgumentTypeError, match="a file in a folder"):
         target(name)
+
+
+@pytest.mark.parametrize("above", ["/proc", "/sys", "file"])
+def test_what_takes_no_files_is_told_before_the_work(above: str, tmp_path: Path) -> None:
+    """Root may write anywhere, says access(): it ended in a traceback once all had been measured."""
+    (tmp_path / "file").touch()
+    there = tmp_path / above / "rows.json"  # /proc and /sys stay what they are
+    with pytest.raises(argparse.ArgumentTypeError, match="in a folder that exists"):
+        target(str(there))
+    with pytest.raises(argparse.ArgumentTypeError, match="in one that exists"):
+        folder(str(there))
+
+
+def test_looking_leaves_nothing_behind(tmp_path: Path) -> None:
+    target(str(tmp_path / "rows.json"))
+    folder(str(tmp_path / "figures"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_the_rank_that_writes_needs_the_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ if [ -z "$named" ]; then echo "$hosts: no host" >&2; exit 1; fi
 ranks=$(echo "$named" | tr , '\n' | awk -F : '{ ranks += $2 } END { print ranks }')
 
 # ssh brings no environment along: tells where Open MPI lies on the other hosts.
-if [ "${STACK:=mpi}" = mpi ] && [ -n "${OPAL_PREFIX:-}" ]; then set -- --mpi-args="--prefix $OPAL_PREFIX" "$@"; fi
+if [ "${STACK:=mpi}" = mpi ] && [ -n "${OPAL_PREFIX:-}" ]; then set -- --mpi-args="--prefix '$OPAL_PREFIX'" "$@"; fi
 
 # horovodrun tells the network to MPI, Horovod's Gloo and NCCL. It hands on what is exported; torch's Gloo reads this.
 export GLOO_SOCKET_IFNAME="${INTERFACE:-${GLOO_SOCKET_IFNAME:-eth0}}"
