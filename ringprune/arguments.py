@@ -50,7 +50,8 @@ _NORMALISING = dict.fromkeys(("Adadelta", "Adafactor", "Adam", "Adamax", "NAdam"
 _UNFIT = {**_NORMALISING, "Rprop": "step sizes follow signs, of gradients that are zero in most steps"}
 """What gradients that were kept back do to an optimizer."""
 
-DENSE_ONLY = ("Adadelta", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop")
+_ADAMS = ("Adafactor", "Adam", "AdamW", "Adamax", "NAdam", "RAdam")
+DENSE_ONLY = {*_ADAMS, "Adadelta", "ASGD", "Muon", "RMSprop", "Rprop"}
 """Those of torch that raise at their first step on a sparse gradient."""
 
 _SEVERAL = "it evaluates the loss several times per step, each time on this rank's batch alone"
@@ -216,7 +217,8 @@ def describe(optimizer: torch.optim.Optimizer, statistics: Mapping[str, Tensor])
     """One line per param group with its plain settings, and per tensor of statistics, for the hand-shake."""
     lines = [f"optimizer is {type(optimizer).__name__}"]
     for index, group in enumerate(optimizer.param_groups):
-        plain = {k: v for k, v in group.items() if isinstance(v, bool | int | float | str | tuple | None)}
+        numbers = {k: v.item() if torch.is_tensor(v) and v.numel() == 1 else v for k, v in group.items()}
+        plain = {k: v for k, v in numbers.items() if isinstance(v, bool | int | float | str | tuple | None)}
         lines.append(f"param group {index} has {plain}")
     return lines + [f"statistics {name} {list(buffer.shape)}" for name, buffer in statistics.items()]
 

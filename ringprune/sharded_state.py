@@ -16,12 +16,12 @@ __all__ = ["load", "save", "take_shares"]
 def save(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The optimizer's ``state_dict()``, in which state of rows is of the whole table; all ranks call this."""
     state: dict[str, Any] = optimizer.state_dict()
-    kept = state["state"]
+    kept = state.get("state", {})  # an optimizer around another one may have a format of its own
     for number, embedding in _sharded(optimizer):
-        own = _as_others(embedding, kept.get(number, {}))
+        own, of_rows = _as_others(embedding, kept.get(number, {}))
         if own or number in kept:
             kept[number] = {
-                kind: _gathered(embedding, value) if _per_row(value, embedding.weight.shape) else value
+                kind: _gathered(embedding, value) if kind in of_rows else value
                 for kind, value in sorted(own.items())  # in one order on all ranks, whoever lacked some of them
             }
     return state
@@ -34,9 +34,10 @@ def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         CheckpointError: it is not whole, or has state of a table of another shape; nothing was changed.
     """
     absent = [name for name in ("state", "param_groups") if name not in state]
+    absent = [name for name in absent if name in optimizer.state_dict()] if absent else []
     if absent:
         raise CheckpointError(f"the checkpoint lacks {' and '.join(absent)}: save all of optimizer.state_dict()")
-    kept = dict(state["state"])
+    kept = dict(state.get("state", {}))
     for number, embedding in _sharded(optimizer):
         if number not in kept:
             continue
@@ -50,7 +51,7 @@ def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         kept[number] = {
             kind: _share(embedding, value) if _per_row(value, whole) else value for kind, value in kept[number].items()
         }
-    optimizer.load_state_dict(state | {"state": kept})
+    optimizer.load_state_dict(state | ({"state": kept} if "state" in state else {}))
 
 
 def take_shares(optimizer: torch.optim.Optimizer) -> None:
@@ -64,7 +65,7 @@ def take_shares(optimizer: torch.optim.Optimizer) -> None:
 
 def _per_row(value: Any, shape: tuple[int, ...]) -> bool:
     """Whether it holds something for each entry, or for each row, of a table of that shape."""
-    return isinstance(value, Tensor) and tuple(value.shape) in (tuple(shape), (shape[0], 1))
+    return isinstance(value, Tensor) and tuple(value.shape) in (tuple(shape), (shape[0], 1), (shape[0],))
 
 
 def _fits(value: Tensor, whole: tuple[int, ...]) -> bool:
@@ -81,25 +82,30 @@ def _share(embedding: ShardedEmbedding, whole: Tensor) -> Tensor:
     return embedding.share_of(whole.to_dense()).to_sparse(1) if whole.is_sparse else embedding.share_of(whole)
 
 
-def _as_others(embedding: ShardedEmbedding, own: dict[str, Any]) -> dict[str, Any]:
-    """This rank's state, and zeros for what others have and a rank whose steps were all left out has not."""
-    said = {kind: told for kind, value in own.items() if (told := _described(value, embedding)) is not None}
-    texts = embedding.told(json.dumps(said))
-    known = {kind: told for text in reversed(texts) for kind, told in json.loads(text).items()}
-    missing = sorted(known.keys() - said.keys())
-    return own | {kind: _made(embedding, *known[kind]) for kind in missing}
+def _as_others(embedding: ShardedEmbedding, own: dict[str, Any]) -> tuple[dict[str, Any], set[str]]:
+    """This rank's state, and zeros for what others have and a rank whose steps were all left out has not.
+
+    Besides, what of it is of rows. All ranks have to say so, to gather alike: one that owns as many rows as a row has
+    entries cannot tell a number for each row from one for each column.
+    """
+    said = {kind: _described(value, embedding) for kind, value in own.items()}
+    heard = [json.loads(text) for text in embedding.told(json.dumps(said))]
+    known = {kind: told for each in reversed(heard) for kind, told in each.items()}
+    of_rows = {kind for kind in known if all(each[kind][0].endswith("rows") for each in heard if kind in each)}
+    missing = [kind for kind in known.keys() - said.keys() if kind in of_rows or known[kind][0] in ("number", "tensor")]
+    return own | {kind: _made(embedding, *known[kind]) for kind in missing}, of_rows
 
 
-def _described(value: Any, embedding: ShardedEmbedding) -> tuple[str, str, Any] | None:
+def _described(value: Any, embedding: ShardedEmbedding) -> tuple[str, str, Any]:
     """What others need to know to make the like, as JSON: what it is, its dtype, and width or values."""
     if isinstance(value, int | float):
         return "number", "", value
     if not isinstance(value, Tensor):
-        return None
+        return "other", "", None
     dtype = str(value.dtype).removeprefix("torch.")
     if _per_row(value, embedding.weight.shape):
-        return "sparse rows" if value.is_sparse else "rows", dtype, value.shape[1]
-    return ("tensor", dtype, value.tolist()) if value.dim() == 0 else None
+        return "sparse rows" if value.is_sparse else "rows", dtype, list(value.shape[1:])
+    return ("tensor", dtype, value.tolist()) if value.dim() == 0 else ("other", "", None)
 
 
 def _made(embedding: ShardedEmbedding, what: str, dtype: str, more: Any) -> Any:
@@ -107,7 +113,7 @@ def _made(embedding: ShardedEmbedding, what: str, dtype: str, more: Any) -> Any:
         return more
     if what == "tensor":
         return torch.tensor(more, dtype=getattr(torch, dtype), device="cpu")
-    rows = torch.zeros(len(embedding.weight), more, dtype=getattr(torch, dtype), device=embedding.weight.device)
+    rows = torch.zeros(len(embedding.weight), *more, dtype=getattr(torch, dtype), device=embedding.weight.device)
     return rows.to_sparse(1) if what == "sparse rows" else rows
 
 

@@ -1,6 +1,7 @@
 """A wrapper's param groups, state, defaults and checkpoint hooks are the wrapped optimizer's own objects."""
 
 import weakref
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ def share(optimizer: torch.optim.Optimizer, wrapper: torch.optim.Optimizer) -> N
 
 def follow(optimizer: torch.optim.Optimizer, wrapper: Sharer) -> None:
     """:func:`share` now, and whenever the wrapped optimizer loads a state, with new param groups."""
+    for name in HOOKS:  # some around another optimizer do not call torch's constructor, which makes them
+        vars(optimizer).setdefault(name, OrderedDict())
     share(optimizer, wrapper)
     wrapper._wrapped = optimizer
     this = weakref.ref(wrapper)

@@ -3,6 +3,7 @@
 import copy
 import logging
 import types
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ringprune as rp
+from ringprune.arguments import DENSE_ONLY
 from tests.training import adamw, batches, loss_of, make_model, plain_sgd, run, same_bytes, sgd, weights, wrap
 
 H = 2
@@ -517,3 +519,38 @@ def test_a_local_step_that_is_skipped_is_told_in_one_line(caplog: pytest.LogCapt
     (told,) = [record.message for record in caplog.records if "skipped" in record.message]
     assert told.startswith("rank 0: local step skipped: the gradient of '0.weight' has 16 of 16 entries")
     assert told.endswith("; and those of 3 more parameters")
+
+
+def _takes_no_sparse_ones(kind: type[torch.optim.Optimizer]) -> bool:
+    param = nn.Parameter(torch.ones(4, 2))
+    param.grad = torch.ones(4, 2).to_sparse(1)
+    try:
+        kind([param]).step()
+    except RuntimeError as error:
+        assert "sparse" in str(error)
+        return True
+    return False
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_it_is_known_which_of_torchs_optimizers_take_no_sparse_gradients() -> None:
+    """Adafactor and Muon were left out: gradients of rows were not made dense for them, and their steps failed."""
+    kinds = {name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and name != "LBFGS"}
+    assert {name for name, kind in kinds.items() if name != "Optimizer" and _takes_no_sparse_ones(kind)} == DENSE_ONLY
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adafactor, partial(torch.optim.Muon, weight_decay=0.0)])
+def test_sparse_gradients_are_made_dense_for_adafactor_and_muon(kind: Any) -> None:
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = nn.Embedding(20, 8, sparse=True)
+        nn.init.constant_(model.weight, 0.5)
+        optimizer = wrap(model, comm, rp.Dense(local_steps=H), kind)
+        for _ in range(H):
+            optimizer.zero_grad()
+            model(torch.tensor([3 + comm.rank])).sum().backward()
+            optimizer.step()
+        return model.weight.detach().mean(1)
+
+    for means in rp.simulate(2, rank):
+        assert means.max() == means[0]
+        assert means[3:5].max() < means[0]

@@ -1,5 +1,6 @@
 """Bugs in what the wrapped optimizer steps with, and in steps that fail, each with its story."""
 
+import copy
 from collections import defaultdict
 from functools import partial
 from typing import Any
@@ -529,3 +530,58 @@ def test_optimizers_that_gradients_kept_back_harm_are_warned_of(
 
     rp.simulate(1, rank)
     assert [f"{name} with gradients at density 0.05" in said and why in said for said in caplog.messages] == [True]
+
+
+class LookAhead(torch.optim.Optimizer):
+    """Around another optimizer, as some are that go about: it sets what it has itself."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
+        self.state = defaultdict(dict)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Torch's own looks for what its constructor makes."""
+        self.inner.zero_grad(set_to_none)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # torch leaves it without a name for what closures return
+        """The weights go half of the way, and the state has where they come to."""
+        self.inner.step()
+        for param in (param for group in self.param_groups for param in group["params"]):
+            slow = self.state[param].setdefault("slow", param.clone())
+            param.copy_(slow.lerp_(param, 0.5))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of both, without the names that torch gives."""
+        return {"slow": [entry["slow"] for entry in self.state.values()], "inner": self.inner.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what :meth:`state_dict` made."""
+        self.inner.load_state_dict(state_dict["inner"])
+        self.param_groups = self.inner.param_groups
+        params = [param for group in self.param_groups for param in group["params"]]
+        self.state.update((param, {"slow": slow}) for param, slow in zip(params, state_dict["slow"], strict=True))
+
+
+def test_an_optimizer_around_another_trains_and_resumes() -> None:
+    """Without what torch's constructor makes it was an AttributeError; with a format of its own it could not save."""
+
+    def around(params: Any) -> torch.optim.Optimizer:
+        return LookAhead(torch.optim.SGD(params, lr=0.05))
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        model = make_model()
+        optimizer = wrap(model, comm, rp.Dense(), around)
+        run(model, optimizer, 0, 3)
+        saved = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+        model = make_model(seed=5)
+        optimizer = wrap(model, comm, rp.Dense(), around)
+        model.load_state_dict(saved[0])
+        optimizer.load_state_dict(saved[1])
+        run(model, optimizer, 0, 3, start=3)
+        return weights(model)
+
+    plain = make_model()
+    run(plain, around(plain.parameters()), 0, 6)
+    for result in rp.simulate(2, rank):
+        assert same_bytes(result, weights(plain))

@@ -452,6 +452,65 @@ def test_a_checkpoint_serves_any_number_of_ranks() -> None:
     assert saved[1]["state"][0]["sum"].shape == (ROWS, DIM)
 
 
+class ByRow(torch.optim.Optimizer):
+    """Adagrad with one number for each row, which also keeps one for each column."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Steps on the rows that have come."""
+        for param in (param for group in self.param_groups for param in group["params"]):
+            grad = param.grad.coalesce()
+            state = self.state[param]
+            if not state:
+                state |= {"sum": param.new_zeros(len(param)), "columns": param.new_ones(1, param.shape[1])}
+            rows, values = grad.indices()[0], grad.values()
+            state["sum"][rows] += values.square().mean(1)
+            param[rows] -= self.param_groups[0]["lr"] * values / (state["sum"][rows].sqrt() + 1e-8)[:, None]
+
+
+def test_state_of_one_number_for_each_row_serves_any_number_of_ranks() -> None:
+    """It was saved as each rank's own: another number of ranks went on with that of other rows, or with too few."""
+
+    def steps(comm: rp.comm.Communicator, saved: Any, begin: int, end: int) -> Any:
+        table = sharded(comm, average=False)
+        optimizer = rp.DistributedOptimizer(ByRow(table.parameters()), policy="dense", comm=comm, op="sum")
+        if saved is not None:
+            table.load_state_dict(saved[0])
+            optimizer.load_state_dict(copy.deepcopy(saved[1]))
+        for step in range(begin, end):
+            optimizer.zero_grad()
+            own = torch.cat([lookups(rank, step) for rank in range(4)]).tensor_split(comm.size)[comm.rank]
+            table(own).square().sum().backward()
+            optimizer.step()
+        return table.state_dict(), copy.deepcopy(optimizer.state_dict())
+
+    whole = rp.simulate(1, lambda comm: steps(comm, None, 0, 6))[0]
+    saved: Any = None
+    for (begin, end), ranks in zip(pairwise((0, 2, 4, 6)), (3, 1, 4), strict=True):
+        saved = rp.simulate(ranks, lambda comm, s=saved, a=begin, b=end: steps(comm, s, a, b))[0]
+    torch.testing.assert_close(saved[0]["weight"], whole[0]["weight"], rtol=0, atol=CLOSE)
+    assert saved[1]["state"][0]["sum"].shape == (ROWS,)
+
+
+def test_numbers_for_the_columns_are_no_table_where_a_rank_has_one_row() -> None:
+    """It took them for its table, and all ranks saved a table of zeros and of that row in their place."""
+
+    def rank(comm: rp.comm.Communicator) -> Tensor:
+        table = rp.ShardedEmbedding(3, DIM, comm=comm)  # two rows and one
+        optimizer = rp.DistributedOptimizer(ByRow(table.parameters()), policy="dense", comm=comm)
+        table(torch.arange(3)).sum().backward()
+        optimizer.step()
+        state = optimizer.state_dict()["state"][0]
+        assert state["sum"].shape == (3,)
+        return state["columns"]
+
+    for columns in rp.simulate(2, rank, timeout=20):
+        assert torch.equal(columns, torch.ones(1, DIM))
+
+
 @pytest.mark.parametrize(
     "make",
     [

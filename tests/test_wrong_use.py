@@ -622,3 +622,15 @@ def test_parameters_that_are_no_business_of_the_wrapper_are_left_alone() -> None
             own.step()
 
     rp.simulate(2, rank, timeout=60)
+
+
+def test_a_learning_rate_in_a_tensor_that_differs_is_told_to_all_ranks() -> None:
+    """Numbers were compared, and tensors left out: ranks drifted apart in silence."""
+
+    def rank(comm: rp.comm.Communicator) -> None:
+        model = make_model()
+        rate = torch.tensor(0.1 * (1 + comm.rank))
+        with pytest.raises(rp.RankMismatchError, match=r"'lr': 0\.1.* on rank 0, .*'lr': 0\.2.* on rank 1"):
+            wrap(model, comm, rp.Dense(), lambda params: torch.optim.SGD(params, lr=rate))
+
+    rp.simulate(2, rank)
