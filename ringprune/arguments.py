@@ -50,8 +50,7 @@ _NORMALISING = dict.fromkeys(("Adadelta", "Adafactor", "Adam", "Adamax", "NAdam"
 _UNFIT = {**_NORMALISING, "Rprop": "step sizes follow signs, of gradients that are zero in most steps"}
 """What gradients that were kept back do to an optimizer."""
 
-_ADAMS = ("Adafactor", "Adam", "AdamW", "Adamax", "NAdam", "RAdam")
-DENSE_ONLY = {*_ADAMS, "Adadelta", "ASGD", "Muon", "RMSprop", "Rprop"}
+DENSE_ONLY = {"Adadelta", "Adafactor", "Adam", "AdamW", "Adamax", "ASGD", "Muon", "NAdam", "RAdam", "RMSprop", "Rprop"}
 """Those of torch that raise at their first step on a sparse gradient."""
 
 _SEVERAL = "it evaluates the loss several times per step, each time on this rank's batch alone"

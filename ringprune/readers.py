@@ -108,7 +108,7 @@ def _can_be_written(path: Path) -> bool:
 
 
 def _takes_files(folder: Path) -> bool:
-    """Tried: access() tells root that it may write to /proc, and of a file that it is no folder nobody."""
+    """By trying: access() allows root all of /proc, and does not tell a file from a folder."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             return True

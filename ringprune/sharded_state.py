@@ -34,8 +34,7 @@ def load(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         CheckpointError: it is not whole, or has state of a table of another shape; nothing was changed.
     """
     absent = [name for name in ("state", "param_groups") if name not in state]
-    absent = [name for name in absent if name in optimizer.state_dict()] if absent else []
-    if absent:
+    if absent and optimizer.state_dict().keys() & {*absent}:  # a format of its own may have neither
         raise CheckpointError(f"the checkpoint lacks {' and '.join(absent)}: save all of optimizer.state_dict()")
     kept = dict(state.get("state", {}))
     for number, embedding in _sharded(optimizer):

@@ -532,7 +532,7 @@ def _takes_no_sparse_ones(kind: type[torch.optim.Optimizer]) -> bool:
     return False
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad, once in a process
 def test_it_is_known_which_of_torchs_optimizers_take_no_sparse_gradients() -> None:
     """Adafactor and Muon were left out: gradients of rows were not made dense for them, and their steps failed."""
     kinds = {name: kind for name, kind in vars(torch.optim).items() if isinstance(kind, type) and name != "LBFGS"}
