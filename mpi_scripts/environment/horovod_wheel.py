@@ -100,7 +100,7 @@ def _folder(choices: Choices) -> Path:
     mpi = mpi_choice.describe(choices)
     names = [pins()["horovod"][0], "torch " + installed().get("torch", "none"), python, mpi]
     depends = [*names, _compiler(), platform.machine(), BUILD, of_horovod(choices)]
-    files = [HERE / "horovod_toolchain.cmake", HERE / "horovod_cxx20.cmake"]
+    files = [HERE / "horovod_toolchain.cmake", HERE / "horovod_project.cmake"]
     text = json.dumps(depends) + "".join(file.read_text() for file in files)
     readable = re.sub(r"[^A-Za-z0-9.+]+", "-", "_".join(names[:3]))
     return CACHE / "wheels" / f"{readable}-{choices['MPI']}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
