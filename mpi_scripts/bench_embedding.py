@@ -58,9 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return 0
         else:
             status = 1 if _outside(options, rows) else 0
-    except (CannotHere, CannotRun) as error:
+    except (CannotRun, ClusterError) as error:
         print(f"bench_embedding: {error}", file=sys.stderr)
-        return NOTHING_MEASURED
+        if not rows:
+            return NOTHING_MEASURED
+        status = 1
     except KeyboardInterrupt:
         print("bench_embedding: stopped; jobs that were done are shown and written", file=sys.stderr)
         status = INTERRUPTED

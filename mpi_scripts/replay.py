@@ -69,9 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if is_rank:
             return _in_job(options)
         status = 1 if _outside(options, rows) else 0
-    except (CannotHere, CannotRun) as error:
+    except (CannotRun, ClusterError) as error:
         print(f"replay: {error}", file=sys.stderr)
-        return NOTHING_MEASURED
+        if not rows:
+            return NOTHING_MEASURED
+        status = 1
     except KeyboardInterrupt:
         print("replay: stopped; jobs that were done are shown and written", file=sys.stderr)
         status = INTERRUPTED

@@ -239,6 +239,15 @@ def test_run_sets_the_environment_and_keeps_the_users(checkout_with_space: Path)
     assert "|4|" in run(checkout_with_space, script, OMP_NUM_THREADS="4").stdout
 
 
+def test_run_may_be_called_by_a_link(checkout_with_space: Path, tmp_path: Path) -> None:
+    (checkout_with_space / ".venv" / "bin").mkdir(parents=True)
+    (checkout_with_space / ".venv" / "bin" / "python").symlink_to("/bin/true")
+    link = tmp_path / "link"
+    link.symlink_to(checkout_with_space / "mpi_scripts" / "environment" / "run")
+    done = subprocess.run([str(link), "printenv", "VIRTUAL_ENV"], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{checkout_with_space / '.venv'}\n", "")
+
+
 def test_a_python_of_the_environment_knows_where_open_mpi_lies() -> None:
     """A script started as "python train.py" died in hvd.init(), with an error of ORTE and no traceback."""
     if Path(sys.prefix) != ROOT / ".venv" or not (ROOT / ".venv" / "bin" / "orted").exists():

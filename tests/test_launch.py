@@ -13,7 +13,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "mpi_scripts" / "launch"
 def launched(
     hosts: str, tmp_path: Path, says: str = '"$@"', launcher: str = "horovodrun", **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "hosts").write_text(hosts)
+    (tmp_path / "hosts").write_bytes(hosts.encode())
     stand_in = tmp_path / launcher
     stand_in.write_text(f"#!/bin/sh\necho {says}\n")
     stand_in.chmod(0o755)
@@ -27,6 +27,7 @@ def launched(
     [
         "# ours\nnode1 slots=4\n\nnode2 slots=2\n",
         "node1\tslots=4\n  node2   slots=2 max_slots=8 # slots=9",
+        "# ours\r\nnode1 slots=4\r\n\r\nnode2 slots=2\r\n",
     ],
 )
 def test_every_host_is_given_by_name(hosts: str, tmp_path: Path) -> None:
@@ -36,7 +37,12 @@ def test_every_host_is_given_by_name(hosts: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "says"), [("node1\nnode2 slots=2\n", "node1 slots=4, not node1"), ("# none\n", "no host")]
+    ("hosts", "says"),
+    [
+        ("node1\nnode2 slots=2\n", "node1 slots=4, not node1"),
+        ("# none\n", "no host with slots"),
+        ("node1 slots=0\n", "no host with slots"),
+    ],
 )
 def test_a_host_without_slots_is_refused(hosts: str, says: str, tmp_path: Path) -> None:
     """It was left out, and the job ran on the others."""

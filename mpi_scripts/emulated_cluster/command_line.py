@@ -1,7 +1,10 @@
 """The command line of the emulated cluster."""
 
 import argparse
+import contextlib
+import io
 import json
+import math
 import os
 import sys
 import time
@@ -63,13 +66,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words[:at])
     options.separated = at < len(words)
     options.behind = words[at + 1 :]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # ranks may write letters that it has not
+    status = 0
     try:
-        return int(options.run(options))
+        status = int(options.run(options))
+        print(end="", flush=True)
+    except BrokenPipeError:  # who reads what is printed has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - until the end of the process, which flushes it
     except ClusterError as error:
         print(f"cluster: {error}", file=sys.stderr)
         return error.exit_status
     except KeyboardInterrupt:
         return 130
+    return status
 
 
 def _up(options: argparse.Namespace) -> int:
@@ -177,6 +187,13 @@ def _words(options: argparse.Namespace) -> list[str]:
     return [*options.words, *inner, *options.behind]
 
 
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r}: a number above 0")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="cluster", description=DESCRIPTION, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -211,7 +228,7 @@ def _parser() -> argparse.ArgumentParser:
     ):
         one = add(name, run, says, "Hosts are filled in their order; options come before N.")
         one.add_argument("--ppn", type=int, default=1, metavar="K", help="ranks on each host (1)")
-        one.add_argument("--timeout", type=float, metavar="S", help="kill all of it after S seconds")
+        one.add_argument("--timeout", type=_seconds, metavar="S", help="kill all of it after S seconds")
         one.add_argument("ranks", type=int, metavar="N", help="number of ranks")
         what = "[mpirun flags] -- CMD" if name == "mpirun" else "CMD"
         one.add_argument("words", metavar=what, nargs=argparse.REMAINDER)
@@ -219,7 +236,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--json", action="store_true", help="for programs")
     one = add("unplug", _plug, "pull a host's cable out of the switch")
     one.add_argument("host", metavar="HOST")
-    one.add_argument("--seconds", type=float, metavar="S", help="and put it back after S seconds")
+    one.add_argument("--seconds", type=_seconds, metavar="S", help="and put it back after S seconds")
     one = add("plug", _plug, "put a host's cable back")
     one.add_argument("host", metavar="HOST")
     one = add("down", _down, "end the cluster")

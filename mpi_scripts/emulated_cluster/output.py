@@ -1,5 +1,6 @@
 """What the processes of a job write: shown or kept, line by line, each line behind its rank."""
 
+import contextlib
 import sys
 import threading
 from typing import IO, Literal
@@ -37,7 +38,7 @@ class Pump:
             return "".join(self._lines)
 
     def _read(self, stream: IO[bytes], tag: str) -> None:
-        with stream:
+        with stream, contextlib.suppress(BrokenPipeError):  # who reads what is printed has seen enough
             for data in stream:
                 line = tag + data.decode(errors="replace").rstrip("\n") + "\n"
                 with self._turn:

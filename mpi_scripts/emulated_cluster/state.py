@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import ClusterError
 from .hosts import Host
@@ -73,9 +73,9 @@ def load(folder: Path) -> State | None:
         hosts, rates = [_host(each) for each in data.pop("hosts")], data.pop("rates")
         pairs = {name: (up, down) for name, (up, down) in rates.items()}
         return State(switch=_host(data.pop("switch")), hosts=hosts, rates=pairs, **data)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, AttributeError, ValueError, KeyError, TypeError) as error:
         raise ClusterError(f"{file} is not the state of a cluster ({error}): delete it") from error
 
 
@@ -97,16 +97,25 @@ def locked(folder: Path, patience: float = 30.0) -> Iterator[None]:
     """Keep others from changing the cluster in ``folder`` meanwhile.
 
     Raises:
-        ClusterError: somebody else is at it for more than ``patience`` seconds.
+        ClusterError: somebody else is at it for more than ``patience`` seconds, or nothing can be written there.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     limit = time.monotonic() + patience
-    with (folder / "lock").open("w") as file:
+    with _lock_file(folder) as file:
         while not _lock(file):
             if time.monotonic() > limit:
                 raise ClusterError(f"another command has been changing the cluster in {folder} for {patience:g} s")
             time.sleep(0.05)
         yield
+
+
+def _lock_file(folder: Path) -> IO[str]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return (folder / "lock").open("w")
+    except OSError as error:
+        raise ClusterError(
+            f"{folder} takes no files ({error.strerror}): name another folder in {FOLDER_VARIABLE}"
+        ) from error
 
 
 def _lock(file: Any) -> bool:

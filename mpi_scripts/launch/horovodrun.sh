@@ -7,13 +7,13 @@ hosts=$1
 shift
 # horovodrun reads no comments in a host file: its hosts are given by name. None is left out in silence.
 named=$(awk -v file="$hosts" '
-    { sub(/#.*/, "") }
+    { sub(/[#\r].*/, "") }
     !NF { next }
     !match($0, /[ \t]slots=[0-9]+/) { print file ": write node1 slots=4, not " $0 > "/dev/stderr"; exit 1 }
     { printf "%s%s:%s", comma, $1, substr($0, RSTART + 7, RLENGTH - 7); comma = "," }
 ' "$hosts")
-if [ -z "$named" ]; then echo "$hosts: no host" >&2; exit 1; fi
-ranks=$(echo "$named" | tr , '\n' | awk -F : '{ ranks += $2 } END { print ranks }')
+ranks=$(echo "$named" | tr , '\n' | awk -F : '{ ranks += $2 } END { print +ranks }')
+if [ "$ranks" -eq 0 ]; then echo "$hosts: no host with slots" >&2; exit 1; fi
 
 # ssh brings no environment along: tells where Open MPI lies on the other hosts.
 if [ "${STACK:=mpi}" = mpi ] && [ -n "${OPAL_PREFIX:-}" ]; then set -- --mpi-args="--prefix '$OPAL_PREFIX'" "$@"; fi

@@ -11,6 +11,7 @@ import bench_embedding
 import numpy as np
 import pytest
 from embeddings.words import Size, batches
+from emulated_cluster import ClusterError
 
 from tests.mpi.launch import run_job
 
@@ -62,6 +63,25 @@ def test_what_was_measured_before_an_interrupt_is_kept(tmp_path: Path, monkeypat
     file = tmp_path / "rows.json"
     assert bench_embedding.main(["--ranks", "4,8", "--json", str(file)]) == bench_embedding.INTERRUPTED
     assert json.loads(file.read_text()) == shown == [{"ranks": 4}]
+
+
+def test_what_was_measured_before_hosts_that_cannot_be_made_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended in a traceback, and the rows were lost."""
+
+    def temporary(size: int, rate: str) -> Any:
+        if size > 200:
+            raise ClusterError("too many hosts")
+        return nullcontext(SimpleNamespace(rate=lambda rate: None))
+
+    monkeypatch.setattr(bench_embedding, "_job", lambda cluster, ranks, rate, options: [{"ranks": ranks}])
+    monkeypatch.setattr(bench_embedding.Cluster, "temporary", temporary)
+    monkeypatch.setattr(bench_embedding.table, "show", lambda rows, console: None)
+    file = tmp_path / "rows.json"
+    assert bench_embedding.main(["--ranks", "4,300", "--json", str(file)]) == 1
+    assert json.loads(file.read_text()) == [{"ranks": 4}]
+    assert bench_embedding.main(["--ranks", "300", "--json", str(file)]) == bench_embedding.NOTHING_MEASURED
 
 
 @pytest.mark.ranks

@@ -259,6 +259,11 @@ def test_wrong_arguments_are_refused_in_one_line(
     assert said in capsys.readouterr().err.splitlines()[-1]
 
 
+def test_hosts_that_cannot_be_made_are_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay.main(["resnet50", "--ranks", "300"]) == replay.NOTHING_MEASURED
+    assert capsys.readouterr().err == "replay: hosts is 300: allowed are 1 to 200\n"
+
+
 def test_what_was_measured_before_an_interrupt_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twenty minutes of rates that were done were thrown away with the one that was not."""
 
