@@ -71,3 +71,12 @@ def test_open_mpis_folder_may_have_a_space_in_its_name(tmp_path: Path) -> None:
     """Its arguments for MPI go into a shell's line as they are: a checkout in such a folder did not start."""
     words = launched("node1 slots=2\n", tmp_path, says="\"$@\" | tr ' ' '\\n'", OPAL_PREFIX="/my home/openmpi").stdout
     assert "--mpi-args=--prefix\n'/my\nhome/openmpi'\n" in words
+
+
+@pytest.mark.parametrize("launcher", ["horovodrun", "mpirun"])
+@pytest.mark.parametrize("words", [[], ["hosts"], ["--help"]])
+def test_without_a_command_it_says_how(launcher: str, words: list[str]) -> None:
+    """The shell said "1: parameter not set"."""
+    done = subprocess.run(["sh", FOLDER / f"{launcher}.sh", *words], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"{launcher}.sh HOSTFILE COMMAND\n")

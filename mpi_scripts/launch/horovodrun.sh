@@ -3,6 +3,7 @@
 #     INTERFACE=eth0 mpi_scripts/launch/horovodrun.sh hosts python train.py
 # STACK=gloo needs no MPI; STACK=mpi (the default) goes through mpirun. Host file, paths and ssh: as for mpirun.sh.
 set -eu
+if [ $# -lt 2 ]; then echo "usage: INTERFACE=eth0 $0 HOSTFILE COMMAND" >&2; exit 2; fi
 hosts=$1
 shift
 # horovodrun reads no comments in a host file: its hosts are given by name. None is left out in silence.

@@ -3,6 +3,7 @@
 #     INTERFACE=eth0 mpi_scripts/launch/mpirun.sh hosts python train.py
 # Checkout and environment lie under the same path on every host; ssh asks for no password.
 set -eu
+if [ $# -lt 2 ]; then echo "usage: INTERFACE=eth0 $0 HOSTFILE COMMAND" >&2; exit 2; fi
 hosts=$1
 shift
 # The network that all hosts share. Without it Open MPI may try a bridge of containers, and hang.
