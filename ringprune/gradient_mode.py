@@ -59,11 +59,11 @@ class GradientMode(Mode):
     def _bucket_full(self, index: int) -> None:
         if not self._overlap:
             return
-        if self.timeline is None and (self.exchange.checked or not any_embeddings()):
+        # Not in a pass that is timed; nor where another rank may wait for this one in the push of a sharded embedding.
+        during = self.timeline is None and (self.exchange.checked or not any_embeddings())
+        if during and not self._held and self._open_step(early=True):
             self._start(index, None)
         else:
-            # The first exchange begins with messages that are waited for: not in a backward pass, where another rank
-            # may wait for this one, in the push of a sharded embedding. Nor in one that is being timed.
             self._held.append(index)
 
     def _gradient_passed(self) -> None:
@@ -77,19 +77,19 @@ class GradientMode(Mode):
             "meanwhile (requires_grad_(False)); torch.utils.checkpoint has a layer twice without use_reentrant=False"
         )
 
-    def _open_step(self) -> None:
-        """Before the first bucket of a step is started."""
+    def _open_step(self, *, early: bool = False) -> bool:
+        """Before the first bucket of a step is started; False where that has to wait for ``step()``, if ``early``."""
         if not self._open:
             self._taken.forget()
             try:
                 self.scale.read()
-                self.exchange.begin()
+                self._open = self.exchange.begin(early=early if self._overlap else None)
             except (NonFiniteGradientError, RankMismatchError):  # the next step may begin anew, on what is mended then
                 self._held = []
                 self.backward.reset()
                 self._verdict.clear()
                 raise
-            self._open = True
+        return self._open
 
     def _start(self, index: int, factors: Sequence[float] | None) -> None:
         """Stages 1 to 4 of a bucket; ``factors`` per parameter where clipping needed all gradients."""

@@ -99,9 +99,9 @@ class PriorityMode(GradientMode):
     def _gradient_passed(self) -> None:
         """The driver takes buckets further."""
 
-    def _open_step(self) -> None:
+    def _open_step(self, *, early: bool = False) -> bool:
         if self._open or self._failed is not None:
-            return
+            return True
         self._late = [i for i, buckets in self._left.items() if buckets]
         try:
             self._make_rest()
@@ -112,12 +112,13 @@ class PriorityMode(GradientMode):
                         self._compare("parameter", self._in_pieces([p.detach().contiguous() for p in self.params]))
         except RingPruneError as error:  # on all ranks; torch may end the process over errors out of a backward pass
             self._failed = error
-            return
+            return True
         # Sent when the last bucket is, which may be before step() is called.
         self._verdict.saw_gradient = self.backward.touched
         self._note_strangers()
         with self._driver as dispatch:
-            super()._open_step()
+            if not super()._open_step(early=early):
+                return False
             rank_of = {param: place for place, param in enumerate(self._gates.order)}
             priorities = [min((rank_of.get(i, 0) for i in members), default=0) for members in self._params_of]
             dispatch.begin(priorities, self._judge)
@@ -125,6 +126,7 @@ class PriorityMode(GradientMode):
         self._gates.keep = self  # a wrapper that is dropped now still makes its step
         self._unfinished = set(range(len(self.plan.buckets)))
         self._left = Counter({i: len(buckets) for i, buckets in enumerate(self._buckets_of)})
+        return True
 
     def _start(self, index: int, factors: Sequence[float] | None) -> None:
         """This rank's own part of a bucket; the driver takes it further."""

@@ -1,4 +1,4 @@
-"""Messages go on while a backward pass computes, and not only when another bucket is full."""
+"""What begins while a backward pass computes: messages go on, and weights may be other ones for the time being."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import ringprune as rp
 from ringprune.comm.communicator import Communicator
 from ringprune.exchange import exchange
-from tests.training import wrap
+from tests.training import batches, loss_of, make_model, same_bytes, sgd, weights, wrap
 
 
 class InBackward(torch.autograd.Function):
@@ -84,5 +84,56 @@ def test_what_waits_for_a_late_rank_goes_on_as_soon_as_that_has_come(
         loss.backward()
         optimizer.step()
         assert message in seen
+
+    rp.simulate(2, rank, timeout=30)
+
+
+def wrapped(model: nn.Module, comm: Communicator, policy: rp.Policy, **options: Any) -> rp.DistributedOptimizer:
+    named = model.named_parameters()
+    return rp.DistributedOptimizer(sgd(model.parameters()), named, policy=policy, comm=comm, model=model, **options)
+
+
+def against_an_adversary(comm: Communicator, policy: rp.Policy, without: int, **options: Any) -> Tensor:
+    """Weights that a pass is made with are each rank's own, and put back before the step; one has no first batch."""
+    model = make_model()
+    optimizer = wrapped(model, comm, policy, **options)
+    for step, batch in enumerate(batches(comm.rank, 4)):
+        optimizer.zero_grad()
+        optimizer.synchronize() if step and policy.schedule is not None else None
+        before = [param.detach().clone() for param in model.parameters()]
+        with torch.no_grad():
+            for param in model.parameters():
+                param.add_(0.01 * (1 + comm.rank))
+        if step or comm.rank != without:
+            loss_of(model, batch).backward()
+        with torch.no_grad():
+            for param, value in zip(model.parameters(), before, strict=True):
+                param.copy_(value)
+        optimizer.step()
+    with optimizer.shared_weights():
+        return weights(model)
+
+
+@pytest.mark.parametrize("without", [2, 1], ids=["", "one without a batch"])
+@pytest.mark.parametrize("policy", [rp.Dense(), rp.IWP(1.0), rp.P3()], ids=["dense", "iwp", "p3"])
+def test_weights_may_differ_during_the_first_backward_pass(policy: rp.Policy, without: int) -> None:
+    """Training on adversarial examples ended in the first step: "other weights on rank 1 than on rank 0"."""
+    expected = rp.simulate(2, lambda comm: against_an_adversary(comm, rp.Dense(), without, overlap=False), timeout=30)
+    got = rp.simulate(2, lambda comm: against_an_adversary(comm, policy, without), timeout=30)
+    assert same_bytes(*got)
+    assert torch.allclose(got[0], expected[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("policy", [rp.Dense(), rp.P3()], ids=["dense", "p3"])
+@pytest.mark.parametrize("without", [0, 1])
+def test_weights_that_differ_after_it_are_told_to_a_rank_without_a_batch_too(policy: rp.Policy, without: int) -> None:
+    def rank(comm: Communicator) -> None:
+        model = make_model(seed=comm.rank)
+        optimizer = wrapped(model, comm, policy)
+        for _ in range(2):
+            if comm.rank != without:
+                loss_of(model, next(batches(comm.rank, 1))).backward()
+            with pytest.raises(rp.RankMismatchError, match=r"'0.weight' has other weights on rank 1"):
+                optimizer.step()
 
     rp.simulate(2, rank, timeout=30)

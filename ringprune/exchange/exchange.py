@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ringprune import ops
 from ringprune.comm.communicator import CPU, Communicator, Nodes
-from ringprune.errors import RingPruneError
+from ringprune.errors import RankMismatchError, RingPruneError
 from ringprune.exchange.accounts import Accounts
 from ringprune.exchange.kept import KeptLane
 from ringprune.exchange.lane import Lane, Setting
@@ -82,6 +82,7 @@ class Exchange:
     ) -> None:
         self.first = self.step = first
         self._plan, self.checked, self.alike = plan, False, False
+        self._differed = False  # when ranks have looked first, of twice
         ring = RingChoice(0, "our ring, as asked for") if policy.reduction == "ring" else RingChoice.never()
         rotation = Rotation(plan, policy.turns) if policy.turns > 1 else None
         shared = (policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation)
@@ -97,11 +98,17 @@ class Exchange:
         self._measures = policy.reduction == "auto" and nodes is None and policy.schedule is None
         self._may_send_whole: Callable[[int], bool] | None = None
 
-    def begin(self, steps: int = 1) -> None:
+    def begin(self, steps: int = 1, *, early: bool | None = None) -> bool:
         """Open an exchange; the first one also checks that all ranks start from the same weights and step.
 
         Args:
             steps: steps of the optimizer that it is made for.
+            early: whether a backward pass goes on, where some ranks may have changed weights for the time being, as for
+                adversarial examples; None where there are never any that begin there. Else ranks that differ look again
+                after it: each twice, wherever it was first.
+
+        Returns:
+            Whether it is open; if not, all ranks call this again after the backward pass.
 
         Raises:
             RankMismatchError: they do not; on all ranks, naming the first parameter that differs.
@@ -110,7 +117,15 @@ class Exchange:
         self.damage.check_together()
         setting.whole = setting.whole or (self._may_send_whole is not None and self._may_send_whole(self.step))
         setting.metrics.begin(density.at(self.step), steady=density.steady(self.step), steps=steps)
-        self.check_start()
+        try:
+            self.check_start()
+        except RankMismatchError:
+            self._differed = early is not None and not self._differed
+            if not self._differed:
+                raise
+            return not early and self.begin(steps, early=early)
+        self._differed = False
+        return True
 
     def check_start(self, *, resumed: bool = False) -> None:
         """Once: :meth:`check_weights`, and what is chosen by measurement; ``resumed`` as there."""
