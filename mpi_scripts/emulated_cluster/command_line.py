@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import io
 import json
-import math
 import os
 import sys
 import time
@@ -46,6 +45,7 @@ Exit status: 0; 1 what was asked failed; 2 wrong arguments; 3 this machine canno
 part of the kernel is missing); 124 time limit; of a job, that of the first process that failed.
 docs/clusters.md says what such a network shows and what it does not.
 """
+LONGEST_SECONDS = 1e9  # no call of the system takes much more
 TITLES = {
     "tx_bytes": "tx bytes",
     "rx_bytes": "rx bytes",
@@ -189,9 +189,9 @@ def _words(options: argparse.Namespace) -> list[str]:
 
 def _seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
-        if 0 < float(text) < math.inf:
+        if 0 < float(text) < LONGEST_SECONDS:
             return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: a number above 0")
+    raise argparse.ArgumentTypeError(f"{text!r}: a number above 0, of seconds")
 
 
 def _parser() -> argparse.ArgumentParser:

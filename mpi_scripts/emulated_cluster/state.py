@@ -75,7 +75,9 @@ def load(folder: Path) -> State | None:
         return State(switch=_host(data.pop("switch")), hosts=hosts, rates=pairs, **data)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, AttributeError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise ClusterError(f"{file} cannot be read ({error.strerror})") from error
+    except (AttributeError, ValueError, KeyError, TypeError) as error:
         raise ClusterError(f"{file} is not the state of a cluster ({error}): delete it") from error
 
 

@@ -16,10 +16,6 @@ if(DEFINED ENV{MPI_WRAPPERS})
   set(MPI_CXX_COMPILER "$ENV{MPI_WRAPPERS}/mpicxx" CACHE FILEPATH "")
 endif()
 
-# Debug information of torch's headers is a quarter of the build and most of the wheel; what is optimised stays as it is.
-set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -DNDEBUG")
-
-# The two units that read torch's headers take longest and come last, where one core has nothing else left to do.
 function(horovod_begin_with_the_last)
   if(TARGET pytorch)
     get_target_property(sources pytorch SOURCES)
@@ -27,6 +23,13 @@ function(horovod_begin_with_the_last)
     set_property(TARGET pytorch PROPERTY SOURCES ${sources})
   endif()
 endfunction()
+
 if(PROJECT_NAME STREQUAL "horovod")
-  cmake_language(DEFER CALL horovod_begin_with_the_last)
+  # Debug information of torch's headers is a quarter of the build and most of the wheel. Horovod makes -O3 of this, for
+  # Gloo in it too, as it does of CMake's own flags.
+  set(CMAKE_CXX_FLAGS_RELWITHDEBINFO "-O2 -DNDEBUG")
+  # The two units that read torch's headers take longest and come last, where one core has nothing else left to do.
+  if(CMAKE_VERSION VERSION_GREATER_EQUAL 3.19)
+    cmake_language(DEFER CALL horovod_begin_with_the_last)
+  endif()
 endif()

@@ -120,12 +120,14 @@ class Exchange:
         try:
             self.check_start()
         except RankMismatchError:
-            self._differed = early is not None and not self._differed
-            if not self._differed:
+            if early is None or self._differed:
+                self._differed = False
                 raise
-            return not early and self.begin(steps, early=early)
-        self._differed = False
-        return True
+            self._differed = True
+        else:
+            self._differed = False
+            return True
+        return False if early else self.begin(steps, early=early)
 
     def check_start(self, *, resumed: bool = False) -> None:
         """Once: :meth:`check_weights`, and what is chosen by measurement; ``resumed`` as there."""
