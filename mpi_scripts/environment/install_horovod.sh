@@ -4,7 +4,7 @@
 #     mpi_scripts/environment/install_horovod.sh
 #
 # A plain `pip install horovod` asks for C++14, too old for torch's headers; horovod_toolchain.cmake tells CMake otherwise.
-# About 4 minutes on 2 cores. Variables that Horovod's own build reads are passed on: HOROVOD_GPU_OPERATIONS=NCCL,
+# About 3 minutes on 2 cores. Variables that Horovod's own build reads are passed on: HOROVOD_GPU_OPERATIONS=NCCL,
 # HOROVOD_WITHOUT_GLOO=1, MAKEFLAGS=-j4. PYTHON names another Python than `python`.
 set -euo pipefail
 
