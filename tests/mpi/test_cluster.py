@@ -249,12 +249,13 @@ def test_an_interrupted_up_leaves_nothing(tmp_path: Path, number: signal.Signals
 
 
 @needs_cluster
-def test_a_temporary_cluster_ends_with_a_killed_process() -> None:
+def test_a_temporary_cluster_ends_with_a_killed_process(tmp_path: Path) -> None:
     script = (
         "import time; from mpi_scripts.emulated_cluster import Cluster\n"
         "with Cluster.temporary(2) as c: print(*[h.pid for h in c.hosts], flush=True); time.sleep(60)"
     )
-    owner = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    there = os.environ | {"TMPDIR": str(tmp_path)}  # its folder stays
+    owner = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, env=there, stdout=subprocess.PIPE, text=True)
     with owner:
         assert owner.stdout is not None
         holders = [found for pid in owner.stdout.readline().split() if (found := Process.of(int(pid)))]
