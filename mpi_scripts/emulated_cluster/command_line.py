@@ -191,7 +191,7 @@ def _seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
         if 0 < float(text) < LONGEST_SECONDS:
             return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r}: a number above 0, of seconds")
+    raise argparse.ArgumentTypeError(f"{text!r}: seconds, above 0 and below {LONGEST_SECONDS:g}")
 
 
 def _parser() -> argparse.ArgumentParser:

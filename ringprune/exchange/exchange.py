@@ -82,7 +82,7 @@ class Exchange:
     ) -> None:
         self.first = self.step = first
         self._plan, self.checked, self.alike = plan, False, False
-        self._differed = False  # when ranks have looked first, of twice
+        self._differed = False  # when they looked for the first time; there is a second
         ring = RingChoice(0, "our ring, as asked for") if policy.reduction == "ring" else RingChoice.never()
         rotation = Rotation(plan, policy.turns) if policy.turns > 1 else None
         shared = (policy, comm, metrics, weights, seed, mean, velocity, spare, ring, guard, rotation)
